@@ -1,0 +1,1 @@
+"""Engines execute the graphs; they differ only in who runs the arithmetic."""

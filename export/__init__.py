@@ -1,0 +1,1 @@
+"""Checkpoint to bundle: ONNX graphs, one weights file, manifest."""

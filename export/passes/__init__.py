@@ -1,0 +1,1 @@
+"""Small onnx_ir passes, one file each."""

@@ -1,0 +1,1 @@
+"""Which positions a denoising step commits: pure functions on NumPy arrays."""
