@@ -95,19 +95,29 @@ class ModelConfig:
         return cls(**{**data, "eos_ids": tuple(data["eos_ids"])})
 
 
+def projection_sizes(config: ModelConfig, layer: int) -> dict[str, int]:
+    """Name and output width of a layer's attention input projections, in file order."""
+    if 0 < layer == config.num_layers - 1:
+        return {"q": config.query_size, "kv": 2 * config.kv_size}
+    return {"qkv": config.qkv_size}
+
+
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the weights file, in file order.
 
-    Linear weights are stored [in, out]; `qkv` and `gate_up` are fused along the output.
+    Linear weights are stored [in, out]; `qkv` and `gate_up` are fused along the output. The last
+    layer of a deeper model keeps `q` apart from `kv`: it needs keys and values of every row but
+    queries only of the rows that the head reads.
     """
     hidden, ffn = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (config.vocab_size, hidden)}
     for index in range(config.num_layers):
         prefix = f"layers.{index}."
         shapes[prefix + "attn_norm.weight"] = (hidden,)
-        shapes[prefix + "qkv.weight"] = (hidden, config.qkv_size)
-        if config.qkv_bias:
-            shapes[prefix + "qkv.bias"] = (config.qkv_size,)
+        for name, width in projection_sizes(config, index).items():
+            shapes[prefix + name + ".weight"] = (hidden, width)
+            if config.qkv_bias:
+                shapes[prefix + name + ".bias"] = (width,)
         shapes[prefix + "attn_out.weight"] = (config.query_size, hidden)
         shapes[prefix + "ffn_norm.weight"] = (hidden,)
         shapes[prefix + "gate_up.weight"] = (hidden, 2 * ffn)

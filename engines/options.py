@@ -1,0 +1,39 @@
+"""What the user may choose for a build; the defaults stand here and feed the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lacache_trt.engines.registry import AUTO, ENGINES
+from lacache_trt.errors import InvalidRequestError
+
+MAX_THREADS = 4096
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of a build.
+
+    Attributes:
+        engine: a name from the registry, or `auto` for TensorRT, else TensorRT-RTX.
+        overwrite: replace an engine directory that stands at the output path.
+        threads: CPU threads of an engine that runs on the CPU; None leaves it to the engine.
+    """
+
+    engine: str = AUTO
+    overwrite: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine != AUTO and self.engine not in ENGINES:
+            raise InvalidRequestError(
+                "unknown engine", got=self.engine, expected=", ".join((AUTO, *ENGINES))
+            )
+        if self.threads is not None and not (
+            type(self.threads) is int and 0 < self.threads <= MAX_THREADS
+        ):
+            raise InvalidRequestError(
+                "threads is not a sensible number",
+                got=repr(self.threads),
+                expected=f"1 to {MAX_THREADS}",
+            )

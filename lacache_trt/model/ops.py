@@ -1,0 +1,104 @@
+"""The ops that the model is written with, and the two implementations that need no GPU.
+
+`TorchOps` is the eager definition. `ExportOps` records the four ops of domain `lacache` as ONNX
+nodes while a program is exported. The CUDA engine brings a third, over the Triton kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lacache_trt.plugins.attention.op import ATTENTION
+from lacache_trt.plugins.attention_fill.op import ATTENTION_FILL
+from lacache_trt.plugins.attention_reuse.op import ATTENTION_REUSE
+from lacache_trt.plugins.sample_block.op import SAMPLE_BLOCK
+from lacache_trt.plugins.spec import OpSpec
+
+
+class Ops(Protocol):
+    """Shapes: x [B, N, D]; cos, sin [B, N, d / 2] float32; weights [in, out]."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight + bias."""
+
+    def add_norm(
+        self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Residual hidden + delta, and its RMS norm (float32, rounded, times weight)."""
+
+    def split_rope(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, head_dim: int, rotated: int, plain: int
+    ) -> tuple[Tensor, Tensor]:
+        """First `rotated` heads after RoPE and the last `plain` heads, [B, heads, N, d]."""
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of the two halves of the last dimension."""
+
+    def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """See `plugins/attention_fill`."""
+
+    def attention_reuse(self, *tensors: Tensor) -> Tensor:
+        """See `plugins/attention_reuse`."""
+
+    def attention(self, *tensors: Tensor) -> Tensor:
+        """See `plugins/attention`."""
+
+    def sample_block(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """See `plugins/sample_block`."""
+
+
+class TorchOps:
+    """Plain torch; the ops of the domain run as registered torch operators."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        product = x @ weight
+        return product if bias is None else product + bias
+
+    def add_norm(
+        self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        residual = hidden if delta is None else hidden + delta
+        wide = residual.to(torch.promote_types(residual.dtype, torch.float32))
+        normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
+        return residual, weight * normed.to(residual.dtype)
+
+    def split_rope(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, head_dim: int, rotated: int, plain: int
+    ) -> tuple[Tensor, Tensor]:
+        heads = qkv.unflatten(-1, (rotated + plain, head_dim)).transpose(1, 2)
+        turned = heads[:, :rotated].to(torch.promote_types(qkv.dtype, torch.float32))
+        half = head_dim // 2
+        first, second = turned[..., :half], turned[..., half:]
+        cos, sin = cos[:, None], sin[:, None]
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return turned.to(qkv.dtype), heads[:, rotated:].contiguous()
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        half = gate_up.shape[-1] // 2
+        return F.silu(gate_up[..., :half]) * gate_up[..., half:]
+
+    def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self._run(ATTENTION_FILL, *tensors)
+
+    def attention_reuse(self, *tensors: Tensor) -> Tensor:
+        return self._run(ATTENTION_REUSE, *tensors)[0]
+
+    def attention(self, *tensors: Tensor) -> Tensor:
+        return self._run(ATTENTION, *tensors)[0]
+
+    def sample_block(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self._run(SAMPLE_BLOCK, *tensors)
+
+    def _run(self, spec: OpSpec, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return spec.call(*tensors)
+
+
+class ExportOps(TorchOps):
+    """Records each op of the domain as one ONNX node."""
+
+    def _run(self, spec: OpSpec, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return spec.symbolic(*tensors)

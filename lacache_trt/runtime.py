@@ -1,0 +1,271 @@
+"""Generation: semi-autoregressive decoding across the fill and the reuse graph.
+
+The canvas of a row is its prompt followed by masks. Blocks of the masked part are denoised from
+left to right. When a block begins, everything outside it is final until it is complete, so `fill`
+computes once what depends on those tokens alone (embeddings, layer 0's q, k, v and its attention
+state). Each denoising step is then one `reuse`: predict the block, let the policy commit some of
+its positions, emit them. LaCache (arXiv 2607.16339), section 3.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from lacache_trt.artifacts import load_manifest
+from lacache_trt.batch import Batch, Deadline
+from lacache_trt.decoding.checks import require_finite
+from lacache_trt.decoding.policy import Policy
+from lacache_trt.decoding.registry import build_policy
+from lacache_trt.decoding.rows import Prompt, check_prompt
+from lacache_trt.engines.base import Engine, Session, StepOutputs
+from lacache_trt.engines.builder import load_engine
+from lacache_trt.errors import (
+    CancelledError,
+    CapacityError,
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+)
+from lacache_trt.generation import GenerationConfig, GenerationResult, StepEvent
+from lacache_trt.text import TextCodec
+
+logger = logging.getLogger(__name__)
+PromptLike = str | Sequence[int]
+
+
+class Runtime:
+    """A loaded engine and its tokenizer. Safe to call from many threads at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: TextCodec | None = None,
+        *,
+        max_batch: int | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.codec = codec
+        self.max_batch = max_batch
+        self.max_length = max_length
+        self._closed = threading.Event()
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | Path,
+        *,
+        max_batch: int | None = None,
+        max_length: int | None = None,
+    ) -> Runtime:
+        """Load a directory that `lacache-trt build` wrote; the manifest names the engine.
+
+        Args:
+            directory: engine directory.
+            max_batch: most prompts of one call; None is the engine's own limit.
+            max_length: most columns (prompt and generated part); None is the model's own limit.
+
+        Raises:
+            ArtifactError: the directory is incomplete or was changed.
+            MissingDependencyError: the engine cannot run on this machine.
+        """
+        manifest = load_manifest(Path(directory), "engine")
+        codec = TextCodec.load(manifest.directory)
+        runtime = cls(load_engine(manifest), codec, max_batch=max_batch, max_length=max_length)
+        logger.info("loaded %s engine on %s", runtime.engine.name, runtime.engine.device)
+        return runtime
+
+    def generate(
+        self,
+        prompt: PromptLike | Sequence[PromptLike],
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        cancel: threading.Event | None = None,
+    ) -> GenerationResult | list[GenerationResult]:
+        """Answer a prompt, or a list of prompts as one batch.
+
+        Args:
+            prompt: text, a list of token ids, or a list of either.
+            config: how to decode; the defaults if None.
+            raw: do not apply the checkpoint's chat template to text.
+            cancel: stops the call at the next step when it is set.
+
+        Returns:
+            One result, or a list of results for a list of prompts.
+
+        Raises:
+            InvalidRequestError: a prompt or a setting is not valid.
+            CapacityError: more prompts or columns than the model or the limits allow.
+            NumericalError: the model produced NaN or infinite logits.
+            CancelledError, DeadlineExceededError: stopped between two steps.
+        """
+        config = config or GenerationConfig()
+        single = isinstance(prompt, str) or _is_token_list(prompt)
+        prompts = [prompt] if single else list(prompt)
+        batch, policy = self._prepare(prompts, config, raw)
+        for _ in self._decode(batch, policy, cancel):
+            pass
+        results = [batch.result(row, self._text(batch, row)) for row in range(len(prompts))]
+        return results[0] if single else results
+
+    def stream(
+        self,
+        prompt: PromptLike,
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[StepEvent]:
+        """Answer one prompt step by step: an event per step, with the text so far.
+
+        Closing the iterator stops at the next step and releases the caches.
+        """
+        config = config or GenerationConfig()
+        batch, policy = self._prepare([prompt], config, raw)
+        for event in self._decode(batch, policy, cancel):
+            yield replace(event, text=self._text(batch, event.row))
+
+    def close(self) -> None:
+        """Release the engine. Calls in flight stop at their next step with `CancelledError`."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self.engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _decode(
+        self, batch: Batch, policy: Policy, cancel: threading.Event | None
+    ) -> Iterator[StepEvent]:
+        """The loop: new block → fill; while masks remain → reuse; the policy commits; emit."""
+        deadline = Deadline(batch.config.deadline_s)
+        session = self.engine.session()
+        try:
+            while batch.active:
+                self._stop_if_asked(cancel, deadline)
+                outputs = self._step(session, batch, policy)
+                require_finite(outputs)
+                events = batch.apply(policy(batch.view(outputs)))
+                batch.advance()
+                yield from events
+        finally:
+            session.close()
+
+    def _step(self, session: Session, batch: Batch, policy: Policy) -> StepOutputs:
+        """One denoising step, with the fill before it if a row has begun a block."""
+        started = time.perf_counter()
+        columns = batch.logit_columns if policy.needs_logits else lambda: None
+        if batch.config.cache == "none":
+            canvas, block_columns = batch.regroup()
+            outputs = session.plain(canvas, block_columns, batch.sampling(), columns())
+            batch.charge(0.0, time.perf_counter() - started)
+            return outputs
+        if batch.needs_fill:
+            session.fill(*batch.regroup())
+        filled = time.perf_counter()
+        outputs = session.reuse(batch.block_tokens(), batch.sampling(), columns())
+        batch.charge(filled - started, time.perf_counter() - filled)
+        return outputs
+
+    def _prepare(
+        self, prompts: Sequence[PromptLike], config: GenerationConfig, raw: bool
+    ) -> tuple[Batch, Policy]:
+        if self._closed.is_set():
+            raise EngineError("the runtime is closed", fix="load it again with Runtime.load")
+        self._check_limits(len(prompts), config)
+        model = self.engine.config
+        policy = build_policy(config)
+        ids = [
+            check_prompt(self._tokens(prompt, raw), model, config.gen_length) for prompt in prompts
+        ]
+        longest = max(len(tokens) for tokens in ids) + config.gen_length
+        if self.max_length is not None and longest > self.max_length:
+            raise CapacityError(
+                "prompt and generated part are longer than this runtime allows",
+                got=f"{longest} columns",
+                expected=f"at most {self.max_length}",
+                fix="shorten the prompt or gen_length, or load with a larger max_length",
+            )
+        return Batch(ids, config, model, engine_samples=not policy.needs_logits), policy
+
+    def _check_limits(self, rows: int, config: GenerationConfig) -> None:
+        abilities = self.engine.capabilities
+        if rows == 0:
+            raise InvalidRequestError("no prompt was given", expected="at least one prompt")
+        limits = [limit for limit in (self.max_batch, abilities.max_batch) if limit is not None]
+        if limits and rows > min(limits):
+            raise CapacityError(
+                "too many prompts in one call",
+                got=rows,
+                expected=f"at most {min(limits)}",
+                fix="split the batch, or load with a larger max_batch",
+            )
+        if config.cache not in abilities.caches:
+            raise InvalidRequestError(
+                f"the {self.engine.name} engine has no cache={config.cache!r}",
+                expected=", ".join(sorted(abilities.caches)),
+                fix="choose one of these",
+            )
+
+    def _tokens(self, prompt: PromptLike, raw: bool) -> Prompt | PromptLike:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.codec is None:
+            raise InvalidRequestError(
+                "a text prompt needs a tokenizer, and this engine directory has none",
+                expected="a list of token ids",
+                fix="export from a checkpoint with tokenizer files, or pass token ids",
+            )
+        templated = not raw and self.codec.has_chat_template
+        return tuple(
+            self.codec.encode(self.codec.apply_chat_template(prompt) if templated else prompt)
+        )
+
+    def _text(self, batch: Batch, row: int) -> str | None:
+        """Text up to the first end token; masks are left out."""
+        if self.codec is None:
+            return None
+        model = self.engine.config
+        kept: list[int] = []
+        for token in batch.generated(row).tolist():
+            if token in model.eos_ids:
+                break
+            if token != model.mask_id:
+                kept.append(token)
+        return self.codec.decode(kept)
+
+    def _stop_if_asked(self, cancel: threading.Event | None, deadline: Deadline) -> None:
+        if self._closed.is_set():
+            raise CancelledError("the runtime was closed while generating")
+        if cancel is not None and cancel.is_set():
+            raise CancelledError("generation was cancelled")
+        if deadline.passed:
+            raise DeadlineExceededError(
+                "generation passed its deadline",
+                got=f"{deadline.seconds} s",
+                fix="raise deadline_s",
+            )
+
+
+def _is_token_list(prompt: object) -> bool:
+    """A list of token ids rather than a list of prompts; an empty list is an empty batch."""
+    return isinstance(prompt, Sequence) and bool(prompt) and not _is_prompt(prompt[0])
+
+
+def _is_prompt(item: object) -> bool:
+    return isinstance(item, str) or (isinstance(item, Sequence) and not isinstance(item, bytes))
