@@ -31,9 +31,12 @@ class Ops(Protocol):
         """Residual hidden + delta, and its RMS norm (float32, rounded, times weight)."""
 
     def split_rope(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, head_dim: int, rotated: int, plain: int
-    ) -> tuple[Tensor, Tensor]:
-        """First `rotated` heads after RoPE and the last `plain` heads, [B, heads, N, d]."""
+        self, fused: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, heads, N, d] and k, v [B, kv_heads, N, d] of a projection; q and k after RoPE.
+
+        Either number of heads may be 0 where the projection has only the others.
+        """
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of the two halves of the last dimension."""
@@ -67,15 +70,16 @@ class TorchOps:
         return residual, weight * normed.to(residual.dtype)
 
     def split_rope(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, head_dim: int, rotated: int, plain: int
-    ) -> tuple[Tensor, Tensor]:
-        heads = qkv.unflatten(-1, (rotated + plain, head_dim)).transpose(1, 2)
-        turned = heads[:, :rotated].to(torch.promote_types(qkv.dtype, torch.float32))
-        half = head_dim // 2
-        first, second = turned[..., :half], turned[..., half:]
+        self, fused: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rotated = heads + kv_heads
+        split = fused.unflatten(-1, (rotated + kv_heads, head_dim)).transpose(1, 2)
+        wide = split[:, :rotated].to(torch.promote_types(fused.dtype, torch.float32))
+        first, second = wide[..., : head_dim // 2], wide[..., head_dim // 2 :]
         cos, sin = cos[:, None], sin[:, None]
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-        return turned.to(qkv.dtype), heads[:, rotated:].contiguous()
+        turned = turned.to(fused.dtype)
+        return turned[:, :heads], turned[:, heads:], split[:, rotated:].contiguous()
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         half = gate_up.shape[-1] // 2

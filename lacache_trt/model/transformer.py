@@ -57,34 +57,31 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, Hq, N, d], k and v [B, Hkv, N, d]; q and k after RoPE."""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        turned, v = self._heads(layer, "qkv", normed, cos, sin, heads + kv_heads, kv_heads)
-        return turned[:, :heads], turned[:, heads:], v
+        return self._project(layer, "qkv", normed, (cos, sin), heads, kv_heads)
 
     def project_q(self, layer: int, normed: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """q [B, Hq, M, d] of the last layer, for the rows that the head reads."""
-        return self._heads(layer, "q", normed, cos, sin, self.config.num_heads, 0)[0]
+        return self._project(layer, "q", normed, (cos, sin), self.config.num_heads, 0)[0]
 
     def project_kv(
         self, layer: int, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
         """k and v [B, Hkv, N, d] of the last layer, for every row."""
-        kv_heads = self.config.num_kv_heads
-        return self._heads(layer, "kv", normed, cos, sin, kv_heads, kv_heads)
+        return self._project(layer, "kv", normed, (cos, sin), 0, self.config.num_kv_heads)[1:]
 
-    def _heads(
+    def _project(
         self,
         layer: int,
         name: str,
         normed: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        rotated: int,
-        plain: int,
-    ) -> tuple[Tensor, Tensor]:
+        tables: tuple[Tensor, Tensor],
+        heads: int,
+        kv_heads: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         prefix = f"layers.{layer}.{name}"
         bias = self.weight(prefix + ".bias") if self.config.qkv_bias else None
         fused = self.ops.linear(normed, self.weight(prefix + ".weight"), bias)
-        return self.ops.split_rope(fused, cos, sin, self.config.head_dim, rotated, plain)
+        return self.ops.split_rope(fused, *tables, heads, kv_heads, self.config.head_dim)
 
     def after_attention(
         self, layer: int, hidden: Tensor, attended: Tensor

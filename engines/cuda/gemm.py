@@ -1,0 +1,148 @@
+"""Which GEMM implementation runs at which shape: measured when the engine is built, then fixed.
+
+A table entry is keyed by (K, N) of the weight and a ceiling of M; the entry with the smallest
+ceiling that is at least M decides. A fixed table makes a run reproducible: the same engine
+directory always runs the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lacache_trt.errors import ArtifactError
+from lacache_trt.model.config import ModelConfig, parameter_shapes
+
+ROW_CEILINGS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+_COLD_BYTES = 256 * 2**20
+_REPLAYS = 7
+
+
+@contextmanager
+def _preferred(library: str) -> Iterator[None]:
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(library)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
+
+
+def _cublas(rows: Tensor, weight: Tensor) -> Tensor:
+    with _preferred("cublas"):
+        return rows @ weight
+
+
+def _cublaslt(rows: Tensor, weight: Tensor) -> Tensor:
+    with _preferred("cublaslt"):
+        return rows @ weight
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cublas": _cublas,
+    "cublaslt": _cublaslt,
+}
+
+
+@dataclass(frozen=True)
+class GemmTable:
+    """Implementation names by weight shape (K, N) and M ceiling."""
+
+    entries: Mapping[tuple[int, int], Mapping[int, str]]
+
+    def multiply(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """rows [M, K] @ weight [K, N]."""
+        return IMPLEMENTATIONS[self.choice(rows.shape[0], *weight.shape)](rows, weight)
+
+    def choice(self, m: int, k: int, n: int) -> str:
+        """Name of the implementation for a shape; cuBLAS where nothing was measured."""
+        by_ceiling = self.entries.get((k, n), {})
+        fitting = [ceiling for ceiling in by_ceiling if ceiling >= m]
+        if not by_ceiling:
+            return "cublas"
+        return by_ceiling[min(fitting) if fitting else max(by_ceiling)]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The manifest's form."""
+        return [
+            {"k": k, "n": n, "m_up_to": ceiling, "implementation": name}
+            for (k, n), by_ceiling in self.entries.items()
+            for ceiling, name in by_ceiling.items()
+        ]
+
+    @classmethod
+    def from_json(cls, data: object) -> GemmTable:
+        """Read the manifest's form strictly."""
+        entries: dict[tuple[int, int], dict[int, str]] = {}
+        for row in data if isinstance(data, list) else [None]:
+            name = row.get("implementation") if isinstance(row, dict) else None
+            numbers = [row.get(key) for key in ("k", "n", "m_up_to")] if name else []
+            if name not in IMPLEMENTATIONS or not all(type(value) is int for value in numbers):
+                raise ArtifactError(
+                    "the GEMM table of the manifest is malformed",
+                    got=row,
+                    expected=f"k, n, m_up_to and one of {', '.join(IMPLEMENTATIONS)}",
+                    fix="build the engine again",
+                )
+            k, n, ceiling = numbers
+            entries.setdefault((k, n), {})[ceiling] = name
+        return cls(entries)
+
+
+def weight_shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """The distinct (K, N) of the model's linears."""
+    matrices = (
+        shape
+        for name, shape in parameter_shapes(config).items()
+        if len(shape) == 2 and name != "embed.weight"
+    )
+    return [(k, n) for k, n in dict.fromkeys(matrices)]
+
+
+def measure_table(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    ceilings: Sequence[int] = ROW_CEILINGS,
+    report: Callable[[str], None] = lambda line: None,
+) -> GemmTable:
+    """Time every implementation at every shape over cold weights and keep the fastest."""
+    entries: dict[tuple[int, int], dict[int, str]] = {}
+    for k, n in weight_shapes(config):
+        copies = max(1, _COLD_BYTES // (k * n * dtype.itemsize))
+        weights = [torch.randn(k, n, device="cuda", dtype=dtype) for _ in range(copies)]
+        for ceiling in ceilings:
+            rows = torch.randn(ceiling, k, device="cuda", dtype=dtype)
+            times = {
+                name: _microseconds(function, rows, weights)
+                for name, function in IMPLEMENTATIONS.items()
+            }
+            best = min(times, key=lambda name: times[name])
+            entries.setdefault((k, n), {})[ceiling] = best
+            report(f"M={ceiling} K={k} N={n}: {best} {times}")
+    return GemmTable(entries)
+
+
+def _microseconds(
+    function: Callable[[Tensor, Tensor], Tensor], rows: Tensor, weights: Sequence[Tensor]
+) -> float:
+    """Median time of one product, in a graph over the weights in turn."""
+    function(rows, weights[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            function(rows, weight)
+    times = []
+    for _ in range(_REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[_REPLAYS // 2] * 1e3 / len(weights)

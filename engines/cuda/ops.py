@@ -1,0 +1,91 @@
+"""The model's ops on a CUDA device: Triton kernels, and the library's GEMMs by a fixed table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lacache_trt.engines.cuda.gemm import GemmTable
+from lacache_trt.plugins.attention import kernel as attention_kernel
+from lacache_trt.plugins.attention_fill import kernel as fill_kernel
+from lacache_trt.plugins.attention_reuse import kernel as reuse_kernel
+from lacache_trt.plugins.rms_norm import kernel as norm_kernel
+from lacache_trt.plugins.rope import kernel as rope_kernel
+from lacache_trt.plugins.sample_block import kernel as sample_kernel
+from lacache_trt.plugins.swiglu import kernel as swiglu_kernel
+
+
+class CudaOps:
+    """Implements `lacache_trt.model.ops.Ops`; every output is allocated here, so that a captured
+    graph owns it."""
+
+    def __init__(self, gemms: GemmTable) -> None:
+        self.gemms = gemms
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        product = self.gemms.multiply(rows, weight)
+        if bias is not None:
+            product += bias
+        return product.view(*x.shape[:-1], weight.shape[1])
+
+    def add_norm(
+        self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        normed = torch.empty_like(hidden)
+        residual = hidden if delta is None else torch.empty_like(hidden)
+        norm_kernel.launch(hidden, delta, weight, None if delta is None else residual, normed, eps)
+        return residual, normed
+
+    def split_rope(
+        self, fused: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _ = fused.shape
+        q = fused.new_empty(batch, heads, length, head_dim)
+        k = fused.new_empty(batch, kv_heads, length, head_dim)
+        v = torch.empty_like(k)
+        rope_kernel.launch(fused, cos, sin, q, k, v)
+        return q, k, v
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        swiglu_kernel.launch(gate_up, out)
+        return out
+
+    def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        q = tensors[0]
+        fa_max = q.new_empty(q.shape[:3], dtype=torch.float32)
+        fa_sum = torch.empty_like(fa_max)
+        fa_acc = q.new_empty(q.shape, dtype=torch.float32)
+        fill_kernel.launch(*tensors, fa_max, fa_sum, fa_acc)
+        return fa_max, fa_sum, fa_acc
+
+    def attention_reuse(self, *tensors: Tensor) -> Tensor:
+        block, q, k = tensors[0].shape[2], tensors[3], tensors[4]
+        batch, heads, length, head_dim = q.shape
+        elements = reuse_kernel.workspace_size(batch, heads, k.shape[1], length, block, head_dim)
+        workspace = q.new_empty(elements, dtype=torch.float32)
+        out = q.new_empty(batch, length, heads * head_dim)
+        reuse_kernel.launch(*tensors, workspace, out)
+        return out
+
+    def attention(self, *tensors: Tensor) -> Tensor:
+        q, k, v, valid_from, valid_to = tensors
+        batch, heads, count, head_dim = q.shape
+        elements = attention_kernel.workspace_size(
+            batch, heads, k.shape[1], count, k.shape[2], head_dim
+        )
+        workspace = q.new_empty(elements, dtype=torch.float32) if elements else None
+        out = q.new_empty(batch, count, heads * head_dim)
+        attention_kernel.launch(q, k, v, valid_from, valid_to, workspace, out)
+        return out
+
+    def sample_block(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        logits = tensors[0]
+        batch, rows, vocabulary = logits.shape
+        elements = sample_kernel.workspace_size(batch, rows, vocabulary)
+        workspace = logits.new_empty(elements, dtype=torch.float32)
+        token = logits.new_empty(batch, rows, dtype=torch.int32)
+        scores = [logits.new_empty(batch, rows, dtype=torch.float32) for _ in range(3)]
+        sample_kernel.launch(*tensors, workspace, token, *scores)
+        return (token, *scores)
