@@ -1,0 +1,1 @@
+"""Parts of ``examples/train_tiny.py``: checkpoint format, data, objective, decoding."""
