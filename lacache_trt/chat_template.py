@@ -1,0 +1,177 @@
+"""Chat templates of checkpoints, rendered in a sandbox the way transformers renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from lacache_trt.errors import ArtifactError, InvalidRequestError
+
+MAX_TEMPLATE_CHARACTERS = 256 * 2**10
+MAX_OUTPUT_CHARACTERS = 4 * 2**20
+_MAX_EXPONENT = 64
+# What opens an assistant's turn, by the marker that tells that a template writes such turns.
+_ASSISTANT_HEADERS = {
+    "<|start_header_id|>": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<|im_start|>": "<|im_start|>assistant\n",
+}
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Errors: `ArtifactError` if the source is too large or is not a template.
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise ArtifactError(
+                "the chat template is too large",
+                got=f"{len(source)} characters",
+                expected=f"at most {MAX_TEMPLATE_CHARACTERS}",
+                fix="pass raw=True and write the prompt's format yourself",
+            )
+        try:
+            self._template = _environment().from_string(source)
+        except (TemplateError, RecursionError, MemoryError) as error:
+            raise _failure(error) from error
+        self._header = next(
+            (header for marker, header in _ASSISTANT_HEADERS.items() if marker in source), None
+        )
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, str]
+    ) -> str:
+        """The prompt text of a conversation, ending with one open assistant turn.
+
+        Templates disagree about `add_generation_prompt`: LLaDA's stock template ignores it and
+        always opens the assistant's turn, repaired copies open it only if asked, some templates
+        never do. A missing header makes the model continue the user's turn, a doubled one
+        makes it answer an empty turn. So the flag is passed, what the template left at the end
+        is taken off, and the header of its turn format is put there once. A template of an
+        unknown format is left as it renders.
+
+        Errors: `InvalidRequestError` if the template refuses the messages (`raise_exception`),
+        `ArtifactError` if it fails.
+        """
+        text = self._run(messages, special_tokens)
+        if self._header is None:
+            return text
+        bare = self._header.rstrip()
+        while (trimmed := text.rstrip()).endswith(bare):
+            text = trimmed.removesuffix(bare)
+        return text + self._header
+
+    def _run(self, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, str]) -> str:
+        variables = {
+            **special_tokens,
+            "messages": messages,
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+        }
+        try:
+            return _bounded_text(self._template, variables)
+        except _RefusedError as error:
+            raise InvalidRequestError(
+                "the chat template refuses these messages",
+                got=str(error)[:200],
+                fix="order roles and contents as the model's template asks",
+            ) from error
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            raise _failure(error) from error
+
+
+class _RefusedError(Exception):
+    """Raised by a template's own `raise_exception`."""
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, in which one operator cannot build a value of any size."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not _small(right):
+            raise SecurityError("exponent too large")
+        if operator == "%" and isinstance(left, str):
+            raise SecurityError("string formatting is not available")
+        sizes = [_length(value) for value in (left, right)]
+        if operator == "*":
+            product = max(1, sizes[0]) * _factor(right), max(1, sizes[1]) * _factor(left)
+            too_large = any(sizes) and max(product) > MAX_OUTPUT_CHARACTERS
+        else:
+            too_large = sum(sizes) > MAX_OUTPUT_CHARACTERS
+        if too_large:
+            raise SecurityError("value too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = _BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _bounded_text(template: Template, variables: Mapping[str, Any]) -> str:
+    parts: list[str] = []
+    size = 0
+    for part in template.generate(variables):
+        size += len(part)
+        if size > MAX_OUTPUT_CHARACTERS:
+            raise SecurityError(f"output of more than {MAX_OUTPUT_CHARACTERS} characters")
+        parts.append(part)
+    return "".join(parts)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, bytes, list, tuple)) else 0
+
+
+def _factor(value: Any) -> int:
+    return value if isinstance(value, int) else 1
+
+
+def _small(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= _MAX_EXPONENT
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _RefusedError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _failure(error: BaseException) -> ArtifactError:
+    return ArtifactError(
+        "the chat template fails",
+        got=f"{type(error).__name__}: {str(error)[:200]}",
+        expected="a template that renders user, assistant and system messages",
+        fix="pass raw=True and write the prompt's format yourself",
+    )
