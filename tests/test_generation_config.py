@@ -1,0 +1,199 @@
+"""Generation settings: defaults, what is refused and what the refusal says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lacache_trt import GenerationConfig, LaCacheError
+from lacache_trt.decoding.registry import POLICIES, POLICY_SETTINGS
+from lacache_trt.errors import InvalidRequestError
+from lacache_trt.generation import MAX_LENGTH
+
+HUGE = 10**5000
+INTEGERS = ("gen_length", "block_length", "steps", "top_k", "seed")
+NUMBERS = ("temperature", "cfg_scale", "top_p", "alg_temp", "eps", "deadline_s")
+FLAGS = ("stop_at_eos", "logits_eos_inf", "confidence_eos_eot_inf")
+NAMES = ("remasking", "policy", "cache")
+NOT_INTEGERS: list[Any] = [True, 1.0, 32.5, "32", b"1", float("nan"), [1.0], {}, np.float32(1), 1j]
+NOT_NUMBERS: list[Any] = [True, "0.5", [0.5], (1,), {}, 1j, object(), np.array([0.5])]
+ABSURD: dict[str, list[Any]] = {
+    "gen_length": [0, -1, -HUGE, MAX_LENGTH + 1, 2**63, HUGE],
+    "block_length": [0, -32, MAX_LENGTH + 1, HUGE],
+    "steps": [0, -1, MAX_LENGTH + 1, HUGE],
+    "top_k": [0, -1, 2**31, HUGE],
+    "seed": [-1, 2**31 - 1, HUGE, (), (0, -1), (1, True), [2**31]],
+    "temperature": [-1e-9, 100.5, float("nan"), float("inf"), -float("inf"), HUGE],
+    "cfg_scale": [-1, 101, float("nan"), float("inf")],
+    "top_p": [0, -0.1, 1.0001, float("nan")],
+    "alg_temp": [-0.1, 1e9, float("nan")],
+    "eps": [0, 1, -1, 2.0, float("nan")],
+    "deadline_s": [0, -1, 1e9, float("inf"), float("nan")],
+}
+
+
+def kind(value: object) -> str:
+    """A short test id; the values themselves may have thousands of digits."""
+    return value if isinstance(value, str) and value in ABSURD else type(value).__name__
+
+
+def refusal(**changes: Any) -> InvalidRequestError:
+    """The error that a setting is refused with; it must name everything a user needs."""
+    with pytest.raises(InvalidRequestError) as caught:
+        GenerationConfig(**changes)
+    error = caught.value
+    assert all((error.what, error.got is not None, error.expected, error.fix))
+    assert len(str(error)) < 600
+    return error
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    config = GenerationConfig()
+    assert (config.gen_length, config.block_length, config.steps) == (128, 32, 128)
+    assert (config.num_blocks, config.steps_per_block) == (4, 32)
+    assert (config.policy, config.cache, config.remasking) == (
+        "schedule",
+        "exact",
+        "low_confidence",
+    )
+    assert config.temperature == config.cfg_scale == config.seed == 0
+    for field in fields(config):
+        assert f"{field.name}:" in (GenerationConfig.__doc__ or ""), field.name
+
+
+def test_it_is_frozen_and_checked_again_when_replaced() -> None:
+    config = GenerationConfig()
+    with pytest.raises(FrozenInstanceError):
+        config.steps = 3  # type: ignore[misc]
+    assert replace(config, steps=64).steps_per_block == 16
+    with pytest.raises(InvalidRequestError):
+        replace(config, steps=63)
+    assert isinstance(refusal(steps=0), (ValueError, LaCacheError))
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("value", NOT_INTEGERS, ids=kind)
+def test_wrong_types_for_integers(name: str, value: Any) -> None:
+    assert name in refusal(**{name: value}).what
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=kind)
+def test_wrong_types_for_numbers(name: str, value: Any) -> None:
+    assert name in refusal(**{name: value}).what
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("value", [0, 1, "true", None, 1.0], ids=repr)
+def test_wrong_types_for_flags(name: str, value: Any) -> None:
+    assert name in refusal(**{name: value}).what
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "value", ["", "nonsense", "Exact", None, 3, ["exact"], "x" * 10**6], ids=kind
+)
+def test_unknown_names_list_the_choices(name: str, value: Any) -> None:
+    error = refusal(**{name: value})
+    assert name in error.what
+    default = next(field.default for field in fields(GenerationConfig) if field.name == name)
+    assert str(default) in str(error.expected)
+
+
+def test_the_policies_choices_are_the_registry() -> None:
+    assert all(name in str(refusal(policy="topk").expected) for name in POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in ABSURD for value in ABSURD[name]],
+    ids=kind,
+)
+def test_absurd_numbers(name: str, value: Any) -> None:
+    refusal(**{"policy": "entropy", name: value})
+
+
+@pytest.mark.parametrize("name", ["gen_length", "block_length", "steps", "temperature", "seed"])
+def test_none_is_not_a_default(name: str) -> None:
+    refusal(**{name: None})
+
+
+def test_integers_and_numbers_become_plain() -> None:
+    config = GenerationConfig(
+        gen_length=np.int64(64),  # type: ignore[arg-type]
+        temperature=1,
+        cfg_scale=np.float32(0.5),  # type: ignore[arg-type]
+        seed=[np.int32(3), 4],  # type: ignore[arg-type]
+    )
+    assert type(config.gen_length) is int
+    assert type(config.temperature) is type(config.cfg_scale) is float
+    assert config.seed == (3, 4)
+    assert hash(config) == hash(replace(config))
+
+
+@given(st.integers(1, 400), st.integers(1, 400))
+def test_lengths_that_do_not_divide_name_lengths_that_do(length: int, block: int) -> None:
+    if length % block == 0:
+        assert GenerationConfig(length, block, length // block).num_blocks == length // block
+        return
+    fix = str(refusal(gen_length=length, block_length=block).fix)
+    lengths, blocks = fix.split(", or ")
+    for near in lengths.removeprefix("gen_length=").split(" or "):
+        assert int(near) % block == 0
+        assert abs(int(near) - length) < block
+    for near in blocks.removeprefix("block_length=").split(" or "):
+        assert length % int(near) == 0
+
+
+@given(st.integers(1, 60), st.integers(1, 600))
+def test_steps_that_do_not_divide_name_steps_that_do(blocks: int, steps: int) -> None:
+    if steps % blocks == 0:
+        config = GenerationConfig(blocks * 2, 2, steps)
+        assert config.steps_per_block * blocks == steps
+        return
+    error = refusal(gen_length=blocks * 2, block_length=2, steps=steps)
+    assert f"{blocks} blocks" in str(error.got)
+    for near in str(error.fix).removeprefix("steps=").split(" or "):
+        assert GenerationConfig(blocks * 2, 2, int(near)).steps_per_block >= 1
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(POLICY_SETTINGS))
+def test_settings_that_a_policy_ignores_are_refused(policy: str, name: str) -> None:
+    changed: dict[str, Any] = {
+        "remasking": "random",
+        "confidence_eos_eot_inf": True,
+        "top_p": 0.9,
+        "top_k": 4,
+        "alg_temp": 0.1,
+        "eps": 0.01,
+    }
+    if name in POLICIES[policy].settings:
+        GenerationConfig(policy=policy, **{name: changed[name]})
+    else:
+        error = refusal(policy=policy, **{name: changed[name]})
+        assert name in error.what
+        assert policy in error.what
+
+
+def test_seeds_per_row() -> None:
+    assert GenerationConfig(seed=5).row_seeds(3) == (5, 5, 5)
+    assert GenerationConfig(seed=(5, 6)).row_seeds(2) == (5, 6)
+    with pytest.raises(InvalidRequestError, match="seeds"):
+        GenerationConfig(seed=(5, 6)).row_seeds(3)
+
+
+def test_importing_the_settings_is_light() -> None:
+    code = (
+        "import sys; from lacache_trt import GenerationConfig; GenerationConfig();"
+        "heavy = {'numpy', 'torch', 'onnx', 'onnxruntime'} & set(sys.modules); print(*heavy)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
