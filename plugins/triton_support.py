@@ -181,7 +181,14 @@ def _check_limits(compiled: Compiled, scratch: int) -> None:
 
 
 def device_sm(tensor: torch.Tensor) -> int:
-    """Compute capability of the tensor's device as 89, 90, ...; 90 for the interpreter."""
+    """Compute capability that kernels are compiled for: 89, 90, ...; 90 for the interpreter.
+
+    Triton's TRITON_OVERRIDE_ARCH=sm89 is honoured, so that the kernels of an L40S can be checked
+    on a newer GPU.
+    """
+    override = triton.knobs.runtime.override_arch
+    if override:
+        return int(override.removeprefix("sm"))
     if tensor.device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(tensor.device)

@@ -179,7 +179,9 @@ def configurations(dtype: torch.dtype, head_dim: int, sm: int) -> list[Configura
     shape = dict.fromkeys(("heads", "kv_heads", "count", "length"), "i32")
     chunking = dict.fromkeys(("chunks", "chunk_keys", "rows"), "i32")
 
-    def instance(name: str, kernel: object, tiles: Tiles, arguments: dict[str, str]):  # noqa: ANN202
+    def instance(
+        name: str, kernel: object, tiles: Tiles, arguments: dict[str, str]
+    ) -> Configuration:
         return Configuration(
             name=f"{name}.d{head_dim}.{dtype_label(dtype)}.{tiles.label}",
             kernel=kernel,

@@ -105,9 +105,7 @@ def attention_merge_kernel(
 
 
 @triton.jit
-def store_token_major(
-    out, batch, head, heads, length, row, keep, total, acc, D: tl.constexpr
-):
+def store_token_major(out, batch, head, heads, length, row, keep, total, acc, D: tl.constexpr):
     """Normalise the state of rows `row` of one head and write them to out [B, length, Hq * D]."""
     base = batch.to(tl.int64) * length * heads * D + head * D
     offsets = row[:, None].to(tl.int64) * (heads * D) + tl.arange(0, D)[None, :]

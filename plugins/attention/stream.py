@@ -44,9 +44,7 @@ def stream_runs(
     b_tiles = b_count // KEYS
     inside = key[:, None] * D + column[None, :]
     for tile in range(0, a_tiles + b_tiles):
-        start = tl.where(
-            tile < a_tiles, a_start + tile * KEYS, b_start + (tile - a_tiles) * KEYS
-        )
+        start = tl.where(tile < a_tiles, a_start + tile * KEYS, b_start + (tile - a_tiles) * KEYS)
         k = tl.load(k_base + start * D + inside)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * SCALE)
@@ -85,8 +83,7 @@ def stream_runs(
 
 @triton.jit
 def outside_runs(low, high, block_start, block_stop):
-    """Runs (a_start, a_count, b_start, b_count) of [low, high) without [block_start, block_stop).
-    """
+    """Runs (a_start, a_count, b_start, b_count) of [low, high) without the block."""
     a_count = tl.maximum(tl.minimum(block_start, high) - low, 0)
     b_start = tl.maximum(block_stop, low)
     b_count = tl.maximum(high - b_start, 0)

@@ -33,7 +33,7 @@ from lacache_trt.plugins.triton_support import (
     unspecialised,
 )
 
-WIDE = {89: Tiles(128, 32, 8, 2), 90: Tiles(128, 64, 4, 2)}
+WIDE = {89: Tiles(128, 32, 8, 2), 90: Tiles(128, 128, 8, 2)}
 NARROW = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 2)}
 WIDE_PROGRAMS = 330  # below this many wide tiles the narrow ones fill the device better
 
@@ -60,9 +60,7 @@ def attention_fill_kernel(
     low = tl.load(valid_from + batch)
     high = tl.load(valid_to + batch)
     block_start = tl.load(block_columns + batch * block)
-    a_start, a_count, b_start, b_count = outside_runs(
-        low, high, block_start, block_start + block
-    )
+    a_start, a_count, b_start, b_count = outside_runs(low, high, block_start, block_start + block)
     maximum, total, acc = empty_state(ROWS, D)
     maximum, total, acc = stream_runs(
         q_tile, k + kv_base, v + kv_base, a_start, a_count, b_start, b_count,

@@ -25,6 +25,7 @@ def SampleBlock(
     confidence_exclude_ids,
 ):
     lowest = op.Constant(value_float=float("-inf"))
+    infinity = op.Constant(value_float=float("inf"))
     zero = op.Constant(value_float=0.0)
     vocabulary = op.Range(
         op.Constant(value_int=0),
@@ -94,7 +95,9 @@ def SampleBlock(
         [1],
         keepdims=0,
     )
-    kept = op.Where(op.Unsqueeze(op.Greater(excluded, half), [1]), lowest, scores)
+    # A broken logit stays, even of an excluded id: it has to reach the confidence.
+    removed = op.And(op.Unsqueeze(op.Greater(excluded, half), [1]), op.Less(scores, infinity))
+    kept = op.Where(removed, lowest, scores)
     peak = op.ReduceMax(kept, [2], keepdims=1)
     shifted = op.Sub(kept, peak)
     powers = op.Exp(shifted)

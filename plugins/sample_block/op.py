@@ -78,7 +78,9 @@ def _reference(
     noisy = scores + temperature.to(own.dtype)[:, None, None] * noise
     token = torch.where((temperature > 0)[:, None, None], noisy, scores).argmax(dim=-1)
 
+    # A broken logit stays, even of an excluded id: it has to reach the confidence.
     kept = _without_ids(scores, confidence_exclude_ids)
+    kept = torch.where(scores < torch.inf, kept, scores)
     log_p = kept - kept.logsumexp(dim=-1, keepdim=True)
     confidence = log_p.gather(-1, token[..., None])[..., 0].exp()
     best = log_p.topk(2, dim=-1).values.exp()

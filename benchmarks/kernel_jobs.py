@@ -1,0 +1,102 @@
+"""Check jobs: what one is, how many run at once, and the ledger of their comparisons.
+
+A `Job` names a check function of `kernel_checks` and its arguments, so that a pool of fresh
+processes can run many at once, which also compiles the kernels in parallel and leaves them in
+Triton's cache for the timing that follows. A process that dies takes only its own job with it.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Job:
+    """One check: the function's name in `CHECKS` and its keyword arguments."""
+
+    check: str
+    label: str
+    arguments: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job found."""
+
+    job: Job
+    cases: int
+    failures: tuple[str, ...]
+    worst: float
+    seconds: float
+
+
+class Ledger:
+    """Counts comparisons, remembers failures and the worst error over its bound."""
+
+    def __init__(self) -> None:
+        self.cases = 0
+        self.worst = 0.0
+        self.failures: list[str] = []
+
+    def bounded(self, name: str, got: Tensor, want: Tensor, bound: Tensor | float) -> None:
+        """Every |got - want| within `bound` (broadcast); equal infinities count as equal."""
+        self.cases += 1
+        if got.numel() == 0:
+            return
+        error = (got.double() - want).abs()
+        error = torch.where(got.double() == want, torch.zeros_like(error), error)
+        ratio = float((error / bound).max())
+        if not ratio <= 1.0:
+            where = int(torch.nan_to_num(error / bound, nan=torch.inf).argmax())
+            self.failures.append(
+                f"{name}: error/bound {ratio:.3g} at flat index {where} of {tuple(got.shape)}"
+            )
+        self.worst = max(self.worst, ratio)
+
+    def same(self, name: str, first: Iterable[Tensor], second: Iterable[Tensor]) -> None:
+        """Two runs gave the same bits (NaN equal to NaN)."""
+        self.cases += 1
+        for left, right in zip(first, second, strict=True):
+            if not bool(((left == right) | (left.isnan() & right.isnan())).all()):
+                self.failures.append(f"{name}: two runs differ")
+
+
+def run_job(job: Job) -> Outcome:
+    """Run one check; an exception is a failure of that job."""
+    from kernel_checks import CHECKS
+
+    started = time.perf_counter()
+    ledger = Ledger()
+    torch.manual_seed(0)
+    try:
+        CHECKS[job.check](ledger, **job.arguments)
+        torch.cuda.synchronize()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        ledger.failures.append(f"{type(error).__name__}: {error} ({last.name}:{last.lineno})")
+    seconds = time.perf_counter() - started
+    return Outcome(job, ledger.cases, tuple(ledger.failures), ledger.worst, seconds)
+
+
+def run_jobs(jobs: list[Job], workers: int) -> list[Outcome]:
+    """Run the jobs in a pool of fresh processes, or in this one with `workers` 0."""
+    if workers == 0:
+        return [run_job(job) for job in jobs]
+    outcomes = []
+    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
+        pending = {pool.submit(run_job, job): job for job in jobs}
+        for future in as_completed(pending):
+            try:
+                outcomes.append(future.result())
+            except Exception as error:
+                message = f"the process died: {error}"
+                outcomes.append(Outcome(pending[future], 0, (message,), 0.0, 0.0))
+    return outcomes

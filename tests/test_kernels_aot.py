@@ -1,0 +1,104 @@
+"""Every kernel configuration that ships compiles ahead of time, without spills, within the limits.
+
+`compile_configuration` itself raises on spills, on scratch memory and above the shared memory of
+the SM; the tests print the table (`pytest -s`) and check the properties that a launch relies on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from lacache_trt.errors import EngineError
+from lacache_trt.plugins.attention import kernel as attention
+from lacache_trt.plugins.attention_fill import kernel as attention_fill
+from lacache_trt.plugins.attention_reuse import kernel as attention_reuse
+from lacache_trt.plugins.rms_norm import kernel as rms_norm
+from lacache_trt.plugins.rope import kernel as rope
+from lacache_trt.plugins.sample_block import kernel as sample_block
+from lacache_trt.plugins.swiglu import kernel as swiglu
+from lacache_trt.plugins.triton_support import (
+    Compiled,
+    Configuration,
+    compile_configuration,
+)
+
+SMS = (89, 90)
+DTYPES = (torch.float16, torch.bfloat16)
+Lister = Callable[[torch.dtype, int], list[Configuration]]
+SHIPPING: dict[str, Lister] = {
+    "attention_fill.d64": lambda dtype, sm: attention_fill.configurations(dtype, 64, sm),
+    "attention_fill.d128": lambda dtype, sm: attention_fill.configurations(dtype, 128, sm),
+    "attention_reuse.d64": lambda dtype, sm: attention_reuse.configurations(dtype, 64, sm),
+    "attention_reuse.d128": lambda dtype, sm: attention_reuse.configurations(dtype, 128, sm),
+    "attention.d64": lambda dtype, sm: attention.configurations(dtype, 64, sm),
+    "attention.d128": lambda dtype, sm: attention.configurations(dtype, 128, sm),
+    "sample_block.llada": lambda dtype, _: sample_block.configurations(dtype, 126464),
+    "sample_block.dream": lambda dtype, _: sample_block.configurations(dtype, 152064),
+    "sample_block.odd": lambda dtype, _: sample_block.configurations(dtype, 1001),
+    "rms_norm.llada": lambda dtype, _: rms_norm.configurations(dtype, 4096, 1e-5),
+    "rms_norm.dream": lambda dtype, _: rms_norm.configurations(dtype, 3584, 1e-6),
+    "rope.d64": lambda dtype, _: rope.configurations(dtype, 64),
+    "rope.d128": lambda dtype, _: rope.configurations(dtype, 128),
+    "swiglu.llada": lambda dtype, _: swiglu.configurations(dtype, 12288),
+    "swiglu.dream": lambda dtype, _: swiglu.configurations(dtype, 18944),
+}
+
+
+def compiled(name: str, dtype: torch.dtype, sm: int) -> list[Compiled]:
+    results = [compile_configuration(c, sm) for c in SHIPPING[name](dtype, sm)]
+    for result in results:
+        print(result.summary())
+    return results
+
+
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp16", "bf16"])
+@pytest.mark.parametrize("name", SHIPPING)
+def test_ships(name: str, dtype: torch.dtype, sm: int) -> None:
+    for result in compiled(name, dtype, sm):
+        assert result.spills == 0
+        assert result.registers <= 255
+        assert result.registers * result.warps * 32 <= 65536
+        assert result.entry in result.ptx
+        assert len(result.cubin) < 512 * 1024
+
+
+@pytest.mark.parametrize("name", ["attention_fill.d128", "attention.d128"])
+def test_hopper_uses_its_matrix_units_and_wide_copies(name: str) -> None:
+    for result in compiled(name, torch.bfloat16, 90):
+        if "merge" not in result.name:
+            assert "wgmma.mma_async" in result.ptx
+            assert "cp.async.cg.shared.global" in result.ptx
+
+
+@pytest.mark.parametrize(
+    "name", ["rms_norm.llada", "rms_norm.dream", "swiglu.llada", "rope.d128", "sample_block.llada"]
+)
+def test_rows_are_read_in_16_byte_pieces(name: str) -> None:
+    first = compiled(name, torch.bfloat16, 90)[0]
+    assert "ld.global.v4.b32" in first.ptx
+    assert re.search(r"ld\.global\.b16", first.ptx) is None
+
+
+def test_spills_are_refused() -> None:
+    base = attention_fill.configurations(torch.bfloat16, 128, 90)[0]
+    greedy = Configuration(
+        base.name, base.kernel, base.arguments, {**base.constants, "KEYS": 128}, 4, 2
+    )
+    with pytest.raises(EngineError, match="spills"):
+        compile_configuration(greedy, 90)
+
+
+def test_names_are_unique() -> None:
+    for sm in SMS:
+        names = [
+            c.name for lister in SHIPPING.values() for dtype in DTYPES for c in lister(dtype, sm)
+        ]
+        assert len(names) == len(set(names))
