@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lacache_trt.engines.cuda.capture import microseconds_per_call
 from lacache_trt.errors import ArtifactError
 from lacache_trt.model.config import ModelConfig, parameter_shapes
 
 ROW_CEILINGS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 _COLD_BYTES = 256 * 2**20
-_REPLAYS = 7
 
 
 @contextmanager
@@ -33,19 +34,14 @@ def _preferred(library: str) -> Iterator[None]:
         torch.backends.cuda.preferred_blas_library(before)
 
 
-def _cublas(rows: Tensor, weight: Tensor) -> Tensor:
-    with _preferred("cublas"):
-        return rows @ weight
+def _multiply(library: str, rows: Tensor, weight: Tensor, into: Tensor | None = None) -> Tensor:
+    with _preferred(library):
+        return rows @ weight if into is None else into.addmm_(rows, weight)
 
 
-def _cublaslt(rows: Tensor, weight: Tensor) -> Tensor:
-    with _preferred("cublaslt"):
-        return rows @ weight
-
-
-IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cublas": _cublas,
-    "cublaslt": _cublaslt,
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
+    "cublas": partial(_multiply, "cublas"),
+    "cublaslt": partial(_multiply, "cublaslt"),
 }
 
 
@@ -55,9 +51,9 @@ class GemmTable:
 
     entries: Mapping[tuple[int, int], Mapping[int, str]]
 
-    def multiply(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """rows [M, K] @ weight [K, N]."""
-        return IMPLEMENTATIONS[self.choice(rows.shape[0], *weight.shape)](rows, weight)
+    def multiply(self, rows: Tensor, weight: Tensor, into: Tensor | None = None) -> Tensor:
+        """rows [M, K] @ weight [K, N], added to `into` [M, N] in place if that is given."""
+        return IMPLEMENTATIONS[self.choice(rows.shape[0], *weight.shape)](rows, weight, into)
 
     def choice(self, m: int, k: int, n: int) -> str:
         """Name of the implementation for a shape; cuBLAS where nothing was measured."""
@@ -112,37 +108,19 @@ def measure_table(
 ) -> GemmTable:
     """Time every implementation at every shape over cold weights and keep the fastest."""
     entries: dict[tuple[int, int], dict[int, str]] = {}
+    stream = torch.cuda.Stream()
     for k, n in weight_shapes(config):
         copies = max(1, _COLD_BYTES // (k * n * dtype.itemsize))
         weights = [torch.randn(k, n, device="cuda", dtype=dtype) for _ in range(copies)]
         for ceiling in ceilings:
             rows = torch.randn(ceiling, k, device="cuda", dtype=dtype)
             times = {
-                name: _microseconds(function, rows, weights)
+                name: microseconds_per_call(
+                    [partial(function, rows, weight) for weight in weights], stream
+                )
                 for name, function in IMPLEMENTATIONS.items()
             }
             best = min(times, key=lambda name: times[name])
             entries.setdefault((k, n), {})[ceiling] = best
             report(f"M={ceiling} K={k} N={n}: {best} {times}")
     return GemmTable(entries)
-
-
-def _microseconds(
-    function: Callable[[Tensor, Tensor], Tensor], rows: Tensor, weights: Sequence[Tensor]
-) -> float:
-    """Median time of one product, in a graph over the weights in turn."""
-    function(rows, weights[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for weight in weights:
-            function(rows, weight)
-    times = []
-    for _ in range(_REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[_REPLAYS // 2] * 1e3 / len(weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -29,13 +31,16 @@ class CudaOps:
             product += bias
         return product.view(*x.shape[:-1], weight.shape[1])
 
-    def add_norm(
-        self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """In place: the product is added in the GEMM's epilogue, rounded once."""
+        rows = x.reshape(-1, x.shape[-1])
+        self.gemms.multiply(rows, weight, residual.view(-1, residual.shape[-1]))
+        return residual
+
+    def norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
         normed = torch.empty_like(hidden)
-        residual = hidden if delta is None else torch.empty_like(hidden)
-        norm_kernel.launch(hidden, delta, weight, None if delta is None else residual, normed, eps)
-        return residual, normed
+        norm_kernel.launch(hidden, None, weight, None, normed, eps)
+        return normed
 
     def split_rope(
         self, fused: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, head_dim: int
@@ -89,3 +94,23 @@ class CudaOps:
         scores = [logits.new_empty(batch, rows, dtype=torch.float32) for _ in range(3)]
         sample_kernel.launch(*tensors, workspace, token, *scores)
         return (token, *scores)
+
+
+class FillOps(CudaOps):
+    """Ops of a fill: layer 0's heads and attention state are written into the caches themselves."""
+
+    def __init__(self, gemms: GemmTable, caches: Mapping[str, Tensor]) -> None:
+        super().__init__(gemms)
+        self._caches = caches
+
+    def split_rope(
+        self, fused: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self._caches[name] for name in ("q", "k", "v"))
+        rope_kernel.launch(fused, cos, sin, q, k, v)
+        return q, k, v
+
+    def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        state = tuple(self._caches[name] for name in ("fa_max", "fa_sum", "fa_acc"))
+        fill_kernel.launch(*tensors, *state)
+        return state

@@ -25,10 +25,11 @@ class Ops(Protocol):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ weight + bias."""
 
-    def add_norm(
-        self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """Residual hidden + delta, and its RMS norm (float32, rounded, times weight)."""
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """residual + x @ weight; may overwrite `residual`."""
+
+    def norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm in float32, rounded, times weight."""
 
     def split_rope(
         self, fused: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, head_dim: int
@@ -61,13 +62,13 @@ class TorchOps:
         product = x @ weight
         return product if bias is None else product + bias
 
-    def add_norm(
-        self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        residual = hidden if delta is None else hidden + delta
-        wide = residual.to(torch.promote_types(residual.dtype, torch.float32))
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return residual + x @ weight
+
+    def norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
-        return residual, weight * normed.to(residual.dtype)
+        return weight * normed.to(hidden.dtype)
 
     def split_rope(
         self, fused: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, head_dim: int

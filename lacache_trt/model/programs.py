@@ -59,7 +59,6 @@ class _Program(nn.Module):
         self,
         first_layer: int,
         hidden: Tensor,
-        delta: Tensor | None,
         geometry: tuple[Tensor, Tensor, Tensor],
         read: Tensor,
     ) -> Tensor:
@@ -68,7 +67,7 @@ class _Program(nn.Module):
         cos, sin = self.model.rope_tables(positions)
         last = self.model.config.num_layers - 1
         for layer in range(first_layer, last + 1):
-            hidden, normed = self.model.attention_input(layer, hidden, delta)
+            normed = self.model.attention_input(layer, hidden)
             if layer == last and layer > 0:
                 k, v = self.model.project_kv(layer, normed, cos, sin)
                 normed, hidden = rows_of(normed, read), rows_of(hidden, read)
@@ -76,10 +75,8 @@ class _Program(nn.Module):
             else:
                 q, k, v = self.model.project_qkv(layer, normed, cos, sin)
             attended = self.model.ops.attention(q, k, v, valid_from, valid_to)
-            hidden, delta = self.model.after_attention(layer, hidden, attended)
-        if last == 0:
-            hidden, delta = rows_of(hidden, read), rows_of(delta, read)
-        return self.model.head(hidden, delta)
+            hidden = self.model.after_attention(layer, hidden, attended)
+        return self.model.head(rows_of(hidden, read) if last == 0 else hidden)
 
     def _sample(
         self, logits: Tensor, positions: Tensor, block_columns: Tensor, sampling: tuple[Tensor, ...]
@@ -110,7 +107,7 @@ class FillProgram(nn.Module):
         """EmbedCache, RoPECache (q, k, v) and FACache (fa_max, fa_sum, fa_acc)."""
         embed = self.model.embed(tokens)
         cos, sin = self.model.rope_tables(positions)
-        _, normed = self.model.attention_input(0, embed, None)
+        normed = self.model.attention_input(0, embed)
         q, k, v = self.model.project_qkv(0, normed, cos, sin)
         state = self.model.ops.attention_fill(q, k, v, valid_from, valid_to, block_columns)
         return (embed, q, k, v, *state)
@@ -146,7 +143,7 @@ class ReuseProgram(_Program):
         model = self.model
         block_embed = model.embed(block_tokens)
         cos, sin = model.rope_tables(rows_of(positions, block_columns))
-        _, normed = model.attention_input(0, block_embed, None)
+        normed = model.attention_input(0, block_embed)
         block_qkv = model.project_qkv(0, normed, cos, sin)
         state = (fa_max, fa_sum, fa_acc)
         attended = model.ops.attention_reuse(
@@ -156,10 +153,10 @@ class ReuseProgram(_Program):
         read = self._read_columns(block_columns, logit_columns, valid_from)
         if model.config.num_layers == 1:
             attended, hidden = rows_of(attended, read), rows_of(hidden, read)
-            logits = model.head(*model.after_attention(0, hidden, attended))
+            logits = model.head(model.after_attention(0, hidden, attended))
         else:
-            hidden, delta = model.after_attention(0, hidden, attended)
-            logits = self._finish(1, hidden, delta, (positions, valid_from, valid_to), read)
+            hidden = model.after_attention(0, hidden, attended)
+            logits = self._finish(1, hidden, (positions, valid_from, valid_to), read)
         sampling = (temperature, seed, step, guide_row, cfg_scale)
         return self._sample(
             logits, positions, block_columns, (*sampling, suppress_ids, confidence_exclude_ids)
@@ -188,7 +185,7 @@ class PlainProgram(_Program):
         """The outputs of `ReuseProgram`."""
         read = self._read_columns(block_columns, logit_columns, valid_from)
         geometry = (positions, valid_from, valid_to)
-        logits = self._finish(0, self.model.embed(tokens), None, geometry, read)
+        logits = self._finish(0, self.model.embed(tokens), geometry, read)
         sampling = (temperature, seed, step, guide_row, cfg_scale)
         return self._sample(
             logits, positions, block_columns, (*sampling, suppress_ids, confidence_exclude_ids)

@@ -1,8 +1,8 @@
 """The one definition of the model: a decoder transformer without causal mask.
 
 Used as it stands as eager reference, as source of the ONNX graphs and by the CUDA engine; only the
-`Ops` object differs. The residual stream travels as a pair (hidden, delta) whose sum it is, so
-that an engine can fuse each addition into the norm that follows it.
+`Ops` object differs. An engine may update the residual stream in place (`Ops.linear_add`), so a
+caller passes tensors that it does not need again.
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ class Transformer(nn.Module):
         angles = positions[..., None].to(torch.float32) * frequencies
         return angles.cos(), angles.sin()
 
-    def attention_input(
-        self, layer: int, hidden: Tensor, delta: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Residual and its norm, the input of the layer's projections."""
-        weight = self.weight(f"layers.{layer}.attn_norm.weight")
-        return self.ops.add_norm(hidden, delta, weight, self.config.norm_eps)
+    def attention_input(self, layer: int, hidden: Tensor) -> Tensor:
+        """Norm of the residual stream, the input of the layer's projections."""
+        return self._norm(f"layers.{layer}.attn_norm", hidden)
 
     def project_qkv(
         self, layer: int, normed: Tensor, cos: Tensor, sin: Tensor
@@ -83,21 +80,17 @@ class Transformer(nn.Module):
         fused = self.ops.linear(normed, self.weight(prefix + ".weight"), bias)
         return self.ops.split_rope(fused, *tables, heads, kv_heads, self.config.head_dim)
 
-    def after_attention(
-        self, layer: int, hidden: Tensor, attended: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Output projection, residual, norm and SwiGLU FFN: the (hidden, delta) pair after it."""
+    def after_attention(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after the output projection and the SwiGLU FFN."""
         prefix = f"layers.{layer}."
-        delta = self.ops.linear(attended, self.weight(prefix + "attn_out.weight"))
-        norm_weight = self.weight(prefix + "ffn_norm.weight")
-        hidden, normed = self.ops.add_norm(hidden, delta, norm_weight, self.config.norm_eps)
-        gate_up = self.ops.linear(normed, self.weight(prefix + "gate_up.weight"))
-        return hidden, self.ops.linear(
-            self.ops.swiglu(gate_up), self.weight(prefix + "down.weight")
-        )
+        hidden = self.ops.linear_add(hidden, attended, self.weight(prefix + "attn_out.weight"))
+        normed = self._norm(prefix + "ffn_norm", hidden)
+        gated = self.ops.swiglu(self.ops.linear(normed, self.weight(prefix + "gate_up.weight")))
+        return self.ops.linear_add(hidden, gated, self.weight(prefix + "down.weight"))
 
-    def head(self, hidden: Tensor, delta: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, M, V] of the rows given."""
-        weight = self.weight("norm.weight")
-        _, normed = self.ops.add_norm(hidden, delta, weight, self.config.norm_eps)
-        return self.ops.linear(normed, self.weight("head.weight"))
+        return self.ops.linear(self._norm("norm", hidden), self.weight("head.weight"))
+
+    def _norm(self, name: str, hidden: Tensor) -> Tensor:
+        return self.ops.norm(hidden, self.weight(name + ".weight"), self.config.norm_eps)
