@@ -15,9 +15,9 @@ class BuildOptions:
     """Options of a build.
 
     Attributes:
-        engine: a name from the registry, or `auto` for TensorRT, else TensorRT-RTX.
+        engine: a name of `registry.ENGINES`; `auto` is TensorRT, else TensorRT-RTX.
         overwrite: replace an engine directory that stands at the output path.
-        threads: CPU threads of an engine that runs on the CPU; None leaves it to the engine.
+        threads: threads of an engine that runs on the CPU; by default the engine decides.
     """
 
     engine: str = AUTO

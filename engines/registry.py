@@ -58,7 +58,6 @@ _ENTRIES = (
         description="PyTorch with Triton kernels and CUDA graphs on an NVIDIA GPU",
         requires=("torch", "triton"),
         install='pip install "lacache-trt[cuda]"',
-        implemented=False,
     ),
     EngineEntry(
         name="onnxruntime",

@@ -12,17 +12,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from lacache_trt.artifacts import load_manifest
 from lacache_trt.batch import Batch, Deadline
-from lacache_trt.decoding.checks import require_finite
 from lacache_trt.decoding.policy import Policy
 from lacache_trt.decoding.registry import build_policy
 from lacache_trt.decoding.rows import Prompt, check_prompt
+from lacache_trt.decoding.selection import require_finite
 from lacache_trt.engines.base import Engine, Session, StepOutputs
 from lacache_trt.engines.builder import load_engine
 from lacache_trt.errors import (
@@ -32,11 +32,13 @@ from lacache_trt.errors import (
     EngineError,
     InvalidRequestError,
 )
-from lacache_trt.generation import GenerationConfig, GenerationResult, StepEvent
+from lacache_trt.generation import MAX_LENGTH, GenerationConfig, GenerationResult, StepEvent
 from lacache_trt.text import TextCodec
+from lacache_trt.validation import Interval, check_integer, describe
 
 logger = logging.getLogger(__name__)
 PromptLike = str | Sequence[int]
+_LIMITS = {"max_batch": Interval(1, 2**31 - 1), "max_length": Interval(1, MAX_LENGTH)}
 
 
 class Runtime:
@@ -52,8 +54,8 @@ class Runtime:
     ) -> None:
         self.engine = engine
         self.codec = codec
-        self.max_batch = max_batch
-        self.max_length = max_length
+        self.max_batch = _checked_limit("max_batch", max_batch)
+        self.max_length = _checked_limit("max_length", max_length)
         self._closed = threading.Event()
 
     @classmethod
@@ -106,9 +108,9 @@ class Runtime:
             NumericalError: the model produced NaN or infinite logits.
             CancelledError, DeadlineExceededError: stopped between two steps.
         """
-        config = config or GenerationConfig()
+        config = GenerationConfig() if config is None else config
         single = isinstance(prompt, str) or _is_token_list(prompt)
-        prompts = [prompt] if single else list(prompt)
+        prompts = [prompt] if single else _as_list(prompt)
         batch, policy = self._prepare(prompts, config, raw)
         for _ in self._decode(batch, policy, cancel):
             pass
@@ -127,7 +129,7 @@ class Runtime:
 
         Closing the iterator stops at the next step and releases the caches.
         """
-        config = config or GenerationConfig()
+        config = GenerationConfig() if config is None else config
         batch, policy = self._prepare([prompt], config, raw)
         for event in self._decode(batch, policy, cancel):
             yield replace(event, text=self._text(batch, event.row))
@@ -158,7 +160,11 @@ class Runtime:
         try:
             while batch.active:
                 self._stop_if_asked(cancel, deadline)
-                outputs = self._step(session, batch, policy)
+                try:
+                    outputs = self._step(session, batch, policy)
+                except EngineError:
+                    self._stop_if_asked(cancel, deadline)  # closed in the middle of the step
+                    raise
                 require_finite(outputs)
                 events = batch.apply(policy(batch.view(outputs)))
                 batch.advance()
@@ -187,6 +193,13 @@ class Runtime:
     ) -> tuple[Batch, Policy]:
         if self._closed.is_set():
             raise EngineError("the runtime is closed", fix="load it again with Runtime.load")
+        if not isinstance(config, GenerationConfig):
+            raise InvalidRequestError(
+                "config is not a GenerationConfig",
+                got=describe(config),
+                expected="a GenerationConfig, or None for the defaults",
+                fix="GenerationConfig(gen_length=..., block_length=..., steps=...)",
+            )
         self._check_limits(len(prompts), config)
         model = self.engine.config
         policy = build_policy(config)
@@ -260,6 +273,20 @@ class Runtime:
                 got=f"{deadline.seconds} s",
                 fix="raise deadline_s",
             )
+
+
+def _checked_limit(name: str, value: int | None) -> int | None:
+    return None if value is None else check_integer(name, value, _LIMITS[name])
+
+
+def _as_list(prompts: object) -> list[PromptLike]:
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError(
+            "a prompt is neither text nor token ids",
+            got=describe(prompts),
+            expected="a string, a list of ints, or a list of either",
+        )
+    return list(prompts)
 
 
 def _is_token_list(prompt: object) -> bool:

@@ -7,25 +7,22 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from types import TracebackType
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lacache_trt.artifacts import Manifest
-from lacache_trt.engines.base import Canvas, Capabilities, Int, Sampling, StepOutputs
+from lacache_trt.engines.base import Capabilities
 from lacache_trt.engines.cuda.gemm import GemmTable
-from lacache_trt.engines.cuda.lane import Lane, LaneShape, lane_bytes
+from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, lane_bytes
 from lacache_trt.engines.cuda.ops import CudaOps
+from lacache_trt.engines.cuda.session import CudaSession
 from lacache_trt.errors import ArtifactError, CapacityError, EngineError, MissingDependencyError
 from lacache_trt.model.config import ModelConfig, parameter_shapes
 from lacache_trt.model.transformer import Transformer
 
-BUCKET = 64
 MAX_LANES = 16
 _HEADROOM_BYTES = 256 * 2**20
 _CAPABILITIES = Capabilities(caches=frozenset({"none", "exact"}), logits=True)
-Arrays = Mapping[str, NDArray[np.generic]]
 
 
 def require_cuda() -> None:
@@ -52,12 +49,23 @@ def load(manifest: Manifest) -> CudaEngine:
             expected=f"compute capability {capability}",
             fix="build it again on this machine: lacache-trt build BUNDLE OUT --engine cuda",
         )
-    weights: dict[str, Tensor] = {}
-    _check_fits(manifest.model, manifest.path("weights.safetensors").stat().st_size)
-    with safe_open(manifest.path("weights.safetensors"), framework="pt", device="cuda") as file:
-        for name in parameter_shapes(manifest.model):
-            weights[name] = file.get_tensor(name)
+    path = manifest.path("weights.safetensors")
+    _check_fits(path.stat().st_size)
+    with safe_open(path, framework="pt", device="cuda") as file:
+        weights = {name: file.get_tensor(name) for name in parameter_shapes(manifest.model)}
     return CudaEngine(manifest.model, weights, GemmTable.from_json(manifest.body.get("gemms")))
+
+
+def device_model(
+    config: ModelConfig, weights: Mapping[str, Tensor], gemms: GemmTable
+) -> Transformer:
+    """The model over weights on the device, which it does not copy."""
+    with torch.device("meta"):
+        model = Transformer(config, CudaOps(gemms), weights["embed.weight"].dtype)
+    for name in parameter_shapes(config):
+        parameter = torch.nn.Parameter(weights[name], requires_grad=False)
+        model.weights[name.replace(".", "/")] = parameter
+    return model.eval()
 
 
 class CudaEngine:
@@ -72,14 +80,11 @@ class CudaEngine:
         require_cuda()
         self.config = config
         self.device = torch.cuda.get_device_name()
-        dtype = weights["embed.weight"].dtype
-        with torch.device("meta"):
-            model = Transformer(config, CudaOps(gemms), dtype)
-        for name, value in weights.items():
-            model.weights[name.replace(".", "/")] = torch.nn.Parameter(value, requires_grad=False)
-        self._model: Transformer | None = model.eval()
-        self._element_bytes = dtype.itemsize
+        self._model: Transformer | None = device_model(config, weights, gemms)
+        self._element_bytes = weights["embed.weight"].element_size()
         self._stream = torch.cuda.Stream()
+        # The weights may still be on their way on the stream that loaded them.
+        self._stream.wait_stream(torch.cuda.current_stream())
         self._pool = torch.cuda.graph_pool_handle()
         self._lock = threading.RLock()
         self._free: OrderedDict[int, Lane] = OrderedDict()
@@ -103,11 +108,11 @@ class CudaEngine:
                     del self._free[key]
                     return lane
             while self._lanes >= MAX_LANES and self._free:
-                self._free.popitem(last=False)
-                self._lanes -= 1
-            self._check_memory(shape)
+                self._evict()
+            self._make_room(shape)
+            lane = Lane(model, shape, self._stream, self._pool)
             self._lanes += 1
-            return Lane(model, shape, self._stream, self._pool)
+            return lane
 
     def release(self, lane: Lane) -> None:
         """Take a lane back; it stays captured for the next session of its shape."""
@@ -126,6 +131,10 @@ class CudaEngine:
                     "the device ran out of memory",
                     got=str(error).splitlines()[0],
                     fix="use a smaller batch or a shorter canvas",
+                ) from error
+            except RuntimeError as error:
+                raise EngineError(
+                    f"the device failed in the graph {name!r}", got=str(error).strip()
                 ) from error
 
     def close(self) -> None:
@@ -152,105 +161,36 @@ class CudaEngine:
             raise EngineError("the engine is closed", fix="load it again with Runtime.load")
         return self._model
 
-    def _check_memory(self, shape: LaneShape) -> None:
+    def _evict(self) -> None:
+        """Drop the idle lane that was used longest ago."""
+        self._free.popitem(last=False)
+        self._lanes -= 1
+
+    def _make_room(self, shape: LaneShape) -> None:
+        """Drop idle lanes until a new one fits; `CapacityError` if it never will."""
         needed = lane_bytes(self.config, shape, self._element_bytes) + _HEADROOM_BYTES
-        free, _ = torch.cuda.mem_get_info()
-        idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        if needed > free + idle:
+        free = _free_bytes()
+        while needed > free and self._free:
+            self._evict()
+            free = _free_bytes()
+        if needed > free:
             raise CapacityError(
                 f"a batch of {shape.rows} rows and {shape.columns} columns does not fit "
                 "into the device's memory",
-                got=f"{free + idle:,} bytes free",
+                got=f"{free:,} bytes free",
                 expected=f"{needed:,} bytes",
                 fix="use a smaller batch or a shorter canvas",
             )
 
 
-class CudaSession:
-    """Caches of one batch, in a lane of the engine."""
-
-    def __init__(self, engine: CudaEngine) -> None:
-        self._engine = engine
-        self._lane: Lane | None = None
-        self._pads = 0
-        self._filled = False
-
-    def fill(self, canvas: Canvas, block_columns: Int) -> None:
-        """Compute the caches for these blocks."""
-        lane = self._lane_for(canvas, block_columns)
-        self._engine.run(lane, "fill", self._geometry(canvas, block_columns))
-        self._filled = True
-
-    def reuse(
-        self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
-    ) -> StepOutputs:
-        """One step over the caches of the last `fill`."""
-        if self._lane is None or not self._filled:
-            raise EngineError("reuse was called before fill", fix="call fill at each block's start")
-        return self._step(
-            self._lane, "reuse", {"block_tokens": block_tokens}, sampling, logit_columns
-        )
-
-    def plain(
-        self,
-        canvas: Canvas,
-        block_columns: Int,
-        sampling: Sampling,
-        logit_columns: Int | None = None,
-    ) -> StepOutputs:
-        """One step without caches."""
-        lane = self._lane_for(canvas, block_columns)
-        geometry = self._geometry(canvas, block_columns)
-        return self._step(lane, "plain", geometry, sampling, logit_columns)
-
-    def cache_bytes(self) -> int:
-        """Bytes that the caches hold now."""
-        return self._lane.cache_bytes() if self._lane is not None else 0
-
-    def close(self) -> None:
-        """Give the lane back."""
-        if self._lane is not None:
-            self._engine.release(self._lane)
-        self._lane, self._filled = None, False
-
-    def _lane_for(self, canvas: Canvas, block_columns: Int) -> Lane:
-        rows, columns = canvas.tokens.shape
-        bucket = -(-columns // BUCKET) * BUCKET
-        shape = LaneShape(rows, bucket, block_columns.shape[1])
-        if self._lane is None or self._lane.shape != shape:
-            self.close()
-            self._lane = self._engine.acquire(shape)
-        self._pads = bucket - columns
-        return self._lane
-
-    def _geometry(self, canvas: Canvas, block_columns: Int) -> dict[str, NDArray[np.generic]]:
-        """The canvas, moved right by the pads that reach its bucket."""
-        left = ((0, 0), (self._pads, 0))
-        return {
-            "tokens": np.pad(canvas.tokens, left),
-            "positions": np.pad(canvas.positions, left),
-            "valid_from": canvas.valid_from + np.int32(self._pads),
-            "valid_to": canvas.valid_to + np.int32(self._pads),
-            "block_columns": block_columns + np.int32(self._pads),
-        }
-
-    def _step(
-        self,
-        lane: Lane,
-        graph: str,
-        inputs: Arrays,
-        sampling: Sampling,
-        logit_columns: Int | None,
-    ) -> StepOutputs:
-        rows = len(sampling.seed)
-        columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
-        moved = {"logit_columns": columns + np.int32(self._pads)}
-        self._engine.run(lane, graph, {**inputs, **vars(sampling), **moved})
-        return lane.collect(graph, columns.shape[1])
-
-
-def _check_fits(config: ModelConfig, needed: int) -> None:
+def _free_bytes() -> int:
+    """Memory that the device has free, and what this process holds but does not use."""
     free, _ = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def _check_fits(needed: int) -> None:
+    free = _free_bytes()
     if needed > free:
         raise CapacityError(
             "the weights do not fit into the device's memory",

@@ -1,12 +1,15 @@
-"""One set of static buffers and captured graphs for a (rows, columns, block) shape.
+"""A lane: static buffers and captured graphs for one (rows, columns, block columns).
 
-A lane belongs to one session at a time. Its graphs are captured at first use and replayed on the
-engine's stream: `fill` writes the caches, `reuse` reads them, both in place.
+Everything of a step happens inside one graph: one copy of the small inputs to the device, the
+model, one copy of the predictions to pinned host memory. `fill` and `reuse` of a lane share the
+caches: `fill` writes them, `reuse` reads them, both in place. The caches lie outside the memory
+pool of the graphs, because every graph of the engine may overwrite what lies in the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +19,8 @@ from torch import Tensor
 
 from lacache_trt.contract import TensorSpec, cache_specs, graph_specs
 from lacache_trt.engines.base import StepOutputs
+from lacache_trt.engines.cuda.capture import capture, replay_milliseconds
+from lacache_trt.engines.cuda.ops import CudaOps, FillOps
 from lacache_trt.engines.cuda.staging import StagedInputs
 from lacache_trt.errors import EngineError
 from lacache_trt.model.config import ModelConfig
@@ -23,6 +28,7 @@ from lacache_trt.model.programs import FillProgram, PlainProgram, ReuseProgram
 from lacache_trt.model.transformer import Transformer
 
 LISTED_IDS = 8
+_ORDER = ("tokens", "positions", "valid_from", "valid_to", "block_columns")
 _STEP_INPUTS = (
     "temperature",
     "seed",
@@ -33,6 +39,9 @@ _STEP_INPUTS = (
     "confidence_exclude_ids",
     "logit_columns",
 )
+Arrays = Mapping[str, NDArray[np.generic]]
+Key = tuple[str, int]
+"""A graph: its name and the number of logit columns."""
 
 
 @dataclass(frozen=True)
@@ -56,44 +65,52 @@ class LaneShape:
 
 
 class Lane:
-    """Static inputs, caches and outputs of one shape, and the graphs over them."""
+    """Static inputs, caches and outputs of one shape, and the graphs over them.
+
+    Its methods enqueue work; the engine lets one thread at a time do so.
+    """
 
     def __init__(
         self, model: Transformer, shape: LaneShape, stream: torch.cuda.Stream, pool: object
     ) -> None:
         self.shape = shape
+        self.caches: dict[str, Tensor] = {}
         self._model = model
         self._stream = stream
         self._pool = pool
-        self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
         self._idle = torch.cuda.Event()
         self._specs = graph_specs(model.config, "bfloat16")
-        self._geometry = self._stage(self._specs["fill"].inputs, shape.sizes())
+        self._geometry = {
+            graph: self._stage(self._specs["fill"].inputs, shape.sizes())
+            for graph in ("fill", "plain")
+        }
         self._steps: dict[int, StagedInputs] = {}
-        self.caches: dict[str, Tensor] = {}
-        self._outputs: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        self._outputs: dict[Key, tuple[Tensor, Tensor]] = {}
 
-    def fill(self, inputs: Mapping[str, NDArray[np.generic]]) -> None:
+    def fill(self, inputs: Arrays) -> None:
         """Enqueue the computation of the caches for the geometry given."""
         self._idle.synchronize()
-        self._geometry.write(inputs)
-        self._replay("fill", 0, self._run_fill)
+        self._geometry["fill"].write(inputs)
+        if not self.caches:
+            self.caches = self._allocate_caches()
+        self._replay(("fill", 0), self._run_fill)
 
-    def reuse(self, inputs: Mapping[str, NDArray[np.generic]]) -> None:
+    def reuse(self, inputs: Arrays) -> None:
         """Enqueue one step over the caches; `collect` waits for it."""
         read = inputs["logit_columns"].shape[1]
         self._step_inputs(read).write(inputs)
-        self._replay("reuse", read, lambda: self._run_reuse(read))
+        self._replay(("reuse", read), lambda: self._run_reuse(read))
 
-    def plain(self, inputs: Mapping[str, NDArray[np.generic]]) -> None:
+    def plain(self, inputs: Arrays) -> None:
         """Enqueue one step without caches; `collect` waits for it."""
-        read = inputs["logit_columns"].shape[1]
-        geometry = {name: inputs[name] for name in self._geometry.tensors}
         self._idle.synchronize()
-        self._geometry.write(geometry)
+        read = inputs["logit_columns"].shape[1]
+        geometry = {name: inputs[name] for name in _ORDER}
+        self._geometry["plain"].write(geometry)
         step = {name: value for name, value in inputs.items() if name not in geometry}
         self._step_inputs(read).write(step)
-        self._replay("plain", read, lambda: self._run_plain(read))
+        self._replay(("plain", read), lambda: self._run_plain(read))
 
     def collect(self, name: str, logit_columns: int) -> StepOutputs:
         """Wait for the step and copy its outputs out of the pinned buffers."""
@@ -106,6 +123,10 @@ class Lane:
         """Bytes of the caches."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.caches.values())
 
+    def milliseconds(self, name: str, replays: int, logit_columns: int = 0) -> list[float]:
+        """Device time of each of `replays` replays of a graph that has run before."""
+        return replay_milliseconds(self._graphs[name, logit_columns], self._stream, replays)
+
     def _step_inputs(self, logit_columns: int) -> StagedInputs:
         if logit_columns not in self._steps:
             specs = [
@@ -116,30 +137,37 @@ class Lane:
             self._steps[logit_columns] = self._stage(specs, self.shape.sizes(logit_columns))
         return self._steps[logit_columns]
 
-    def _stage(self, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> StagedInputs:
-        layout = {
-            spec.name: (
-                tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape),
-                spec.dtype,
+    def _stage(self, specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> StagedInputs:
+        layout = {spec.name: (_resolved(spec, sizes), spec.dtype) for spec in specs}
+        return StagedInputs(layout, self._stream.device)
+
+    def _allocate_caches(self) -> dict[str, Tensor]:
+        dtype, device = self._model.weight("embed.weight").dtype, self._stream.device
+        types = {"float32": torch.float32, "bfloat16": dtype}
+        return {
+            spec.name: torch.empty(
+                _resolved(spec, self.shape.sizes()), dtype=types[spec.dtype], device=device
             )
-            for spec in specs
+            for spec in cache_specs(self._model.config, "bfloat16")
         }
-        return StagedInputs(layout, torch.device("cuda"))
 
     def _run_fill(self) -> None:
-        self._geometry.upload()
-        inputs = self._geometry.tensors
-        order = ("tokens", "positions", "valid_from", "valid_to", "block_columns")
-        outputs = FillProgram(self._model)(*(inputs[name] for name in order))
-        names = [spec.name for spec in cache_specs(self._model.config, "bfloat16")]
-        self.caches = dict(zip(names, outputs, strict=True))
+        self._geometry["fill"].upload()
+        inputs = self._geometry["fill"].tensors
+        model, ops = copy.copy(self._model), self._model.ops
+        if isinstance(ops, CudaOps):
+            model.ops = FillOps(ops.gemms, self.caches)
+        outputs = FillProgram(model)(*(inputs[name] for name in _ORDER))
+        for cache, output in zip(self.caches.values(), outputs, strict=True):
+            if output.data_ptr() != cache.data_ptr():
+                cache.copy_(output)
 
     def _run_reuse(self, logit_columns: int) -> None:
         if not self.caches:
             raise EngineError("reuse was called before fill", fix="call fill at each block's start")
         staged = self._step_inputs(logit_columns)
         staged.upload()
-        geometry, step = self._geometry.tensors, staged.tensors
+        geometry, step = self._geometry["fill"].tensors, staged.tensors
         ranges = (geometry[name] for name in ("positions", "valid_from", "valid_to"))
         outputs = ReuseProgram(self._model)(
             step["block_tokens"],
@@ -151,50 +179,32 @@ class Lane:
         self._download(("reuse", logit_columns), outputs)
 
     def _run_plain(self, logit_columns: int) -> None:
-        self._geometry.upload()
+        self._geometry["plain"].upload()
         staged = self._step_inputs(logit_columns)
         staged.upload()
-        geometry, step = self._geometry.tensors, staged.tensors
-        order = ("tokens", "positions", "valid_from", "valid_to", "block_columns")
+        geometry, step = self._geometry["plain"].tensors, staged.tensors
         outputs = PlainProgram(self._model)(
-            *(geometry[name] for name in order), *(step[name] for name in _STEP_INPUTS)
+            *(geometry[name] for name in _ORDER), *(step[name] for name in _STEP_INPUTS)
         )
         self._download(("plain", logit_columns), outputs)
 
-    def _download(self, key: tuple[str, int], outputs: tuple[Tensor, ...]) -> None:
+    def _download(self, key: Key, outputs: tuple[Tensor, ...]) -> None:
         """One packed copy of the predictions to pinned memory, and the logits if asked for."""
         token, *scores, logits = outputs
         packed = torch.stack([token, *(score.view(torch.int32) for score in scores)])
         if key not in self._outputs:
-            self._outputs[key] = (
-                torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True),
-                torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True),
-            )
+            self._outputs[key] = (_pinned_like(packed), _pinned_like(logits))
         host_packed, host_logits = self._outputs[key]
         host_packed.copy_(packed, non_blocking=True)
         if logits.numel():
             host_logits.copy_(logits, non_blocking=True)
 
-    def _replay(self, name: str, logit_columns: int, run: Callable[[], None]) -> None:
-        key = (name, logit_columns)
+    def _replay(self, key: Key, run: Callable[[], None]) -> None:
         if key not in self._graphs:
-            self._graphs[key] = self._capture(run)
+            self._graphs[key] = capture([run], self._stream, self._pool)
         with torch.cuda.stream(self._stream):
             self._graphs[key].replay()
             self._idle.record(self._stream)
-
-    def _capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Run once eagerly (kernels compile, the library sets itself up), then capture."""
-        with torch.inference_mode():
-            with torch.cuda.stream(self._stream):
-                run()
-            self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                run()
-        return graph
 
 
 def lane_bytes(config: ModelConfig, shape: LaneShape, element_bytes: int) -> int:
@@ -207,3 +217,13 @@ def lane_bytes(config: ModelConfig, shape: LaneShape, element_bytes: int) -> int
     read = 2 * shape.rows * shape.block
     logits = read * config.vocab_size * (2 * element_bytes + 4)
     return caches + tokens * per_token * element_bytes + logits
+
+
+def _resolved(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+
+
+def _pinned_like(tensor: Tensor) -> Tensor:
+    """Host memory, page-locked for a CUDA tensor that is not empty."""
+    pinned = tensor.is_cuda and tensor.numel() > 0
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)

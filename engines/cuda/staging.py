@@ -20,12 +20,16 @@ _TORCH = {"int32": torch.int32, "float32": torch.float32}
 
 
 class StagedInputs:
-    """Named int32 and float32 arrays of fixed shapes."""
+    """Named int32 and float32 arrays of fixed shapes.
+
+    The host side is page-locked, so that a copy captured into a graph is asynchronous; only a
+    device other than CUDA (tests) does without.
+    """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         sizes = {name: int(np.prod(shape)) for name, (shape, _) in layout.items()}
         total = max(1, sum(sizes.values()))
-        self._host = torch.zeros(total, dtype=torch.int32, pin_memory=True)
+        self._host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(total, dtype=torch.int32, device=device)
         self.tensors: dict[str, Tensor] = {}
         self._arrays: dict[str, NDArray[np.generic]] = {}

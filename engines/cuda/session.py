@@ -1,0 +1,119 @@
+"""A session of the CUDA engine: a lane while it is needed, and the pads that reach its bucket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
+from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape
+from lacache_trt.errors import EngineError
+
+if TYPE_CHECKING:
+    from lacache_trt.engines.cuda.engine import CudaEngine
+
+BUCKET = 64
+
+
+class CudaSession:
+    """Caches of one batch, in a lane of the engine."""
+
+    def __init__(self, engine: CudaEngine) -> None:
+        self._engine = engine
+        self._lane: Lane | None = None
+        self._pads = {"reuse": 0, "plain": 0}
+        self._filled = False
+
+    def fill(self, canvas: Canvas, block_columns: Int) -> None:
+        """Compute the caches for these blocks."""
+        lane = self._lane_for(canvas, block_columns)
+        self._pads["reuse"] = pads = lane.shape.columns - canvas.tokens.shape[1]
+        self._filled = False
+        self._engine.run(lane, "fill", _geometry(canvas, block_columns, pads))
+        self._filled = True
+
+    def reuse(
+        self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
+    ) -> StepOutputs:
+        """One step over the caches of the last `fill`."""
+        if self._lane is None or not self._filled:
+            raise EngineError("reuse was called before fill", fix="call fill at each block's start")
+        return self._step(
+            self._lane, "reuse", {"block_tokens": block_tokens}, sampling, logit_columns
+        )
+
+    def plain(
+        self,
+        canvas: Canvas,
+        block_columns: Int,
+        sampling: Sampling,
+        logit_columns: Int | None = None,
+    ) -> StepOutputs:
+        """One step without caches."""
+        lane = self._lane_for(canvas, block_columns)
+        self._pads["plain"] = pads = lane.shape.columns - canvas.tokens.shape[1]
+        geometry = _geometry(canvas, block_columns, pads)
+        return self._step(lane, "plain", geometry, sampling, logit_columns)
+
+    def cache_bytes(self) -> int:
+        """Bytes that the caches hold now."""
+        return self._lane.cache_bytes() if self._lane is not None else 0
+
+    def cache_arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the caches by name, pads included, for checks."""
+        caches = self._lane.caches if self._lane is not None else {}
+        torch.cuda.synchronize()
+        return {name: cache.float().cpu().numpy() for name, cache in caches.items()}
+
+    def milliseconds(self, graph: str, replays: int) -> list[float]:
+        """Device time of `replays` replays of a graph that this session has run.
+
+        For benchmarks: nothing else may use the engine meanwhile.
+        """
+        if self._lane is None:
+            raise EngineError("nothing has run in this session", fix="run the graph once before")
+        return self._lane.milliseconds(graph, replays)
+
+    def close(self) -> None:
+        """Give the lane back."""
+        if self._lane is not None:
+            self._engine.release(self._lane)
+        self._lane, self._filled = None, False
+
+    def _lane_for(self, canvas: Canvas, block_columns: Int) -> Lane:
+        rows, columns = canvas.tokens.shape
+        bucket = -(-columns // BUCKET) * BUCKET
+        shape = LaneShape(rows, bucket, block_columns.shape[1])
+        if self._lane is None or self._lane.shape != shape:
+            self.close()
+            self._lane = self._engine.acquire(shape)
+        return self._lane
+
+    def _step(
+        self,
+        lane: Lane,
+        graph: str,
+        inputs: Arrays,
+        sampling: Sampling,
+        logit_columns: Int | None,
+    ) -> StepOutputs:
+        rows = len(sampling.seed)
+        columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
+        moved = {"logit_columns": columns + np.int32(self._pads[graph])}
+        self._engine.run(lane, graph, {**inputs, **vars(sampling), **moved})
+        return lane.collect(graph, columns.shape[1])
+
+
+def _geometry(canvas: Canvas, block_columns: Int, pads: int) -> dict[str, NDArray[np.generic]]:
+    """The canvas, moved right by the pads that reach its bucket."""
+    left, moved = ((0, 0), (pads, 0)), np.int32(pads)
+    return {
+        "tokens": np.pad(canvas.tokens, left),
+        "positions": np.pad(canvas.positions, left),
+        "valid_from": canvas.valid_from + moved,
+        "valid_to": canvas.valid_to + moved,
+        "block_columns": block_columns + moved,
+    }

@@ -1,0 +1,40 @@
+"""`lacache-trt export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lacache_trt.cli.command import verb
+from lacache_trt.cli.output import Output
+from lacache_trt.export.options import ExportOptions
+
+
+@verb
+def export(
+    output: Output,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint directory or hub id.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Bundle directory to create.")],
+    options: ExportOptions,
+) -> None:
+    """Export a LLaDA or Dream checkpoint into a bundle: graphs, weights, tokenizer, manifest."""
+    from lacache_trt.cli.packages import load_part
+
+    exporter = load_part("lacache_trt.export.exporter", "export")
+    with output.progress() as progress:
+        report = exporter.export_bundle(model, out, options, progress)
+    validation = dict(report.validation)
+    data = {"out": str(report.out), "seconds": report.seconds, "validation": validation}
+
+    def render() -> None:
+        from lacache_trt.cli.tables import key_values, one_line
+
+        key_values(
+            f"bundle {report.out}",
+            {"seconds": f"{report.seconds:.1f}", "validation": one_line(validation)},
+        )
+        print(f"next: lacache-trt build {report.out} ENGINES")
+
+    output.result(data, render)

@@ -1,0 +1,91 @@
+"""The command line `lacache-trt`: one verb a module, heavy imports only inside of the verbs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from lacache_trt.cli.bench import bench
+from lacache_trt.cli.build import build
+from lacache_trt.cli.demo import demo
+from lacache_trt.cli.doctor import doctor
+from lacache_trt.cli.export import export
+from lacache_trt.cli.generate import generate
+from lacache_trt.cli.inspect import inspect as inspect_verb
+from lacache_trt.cli.verify import verify
+
+EPILOG = (
+    "Exit codes: 0 ok, 1 a check failed, 2 usage, 3 environment or artefact, 130 interrupted. "
+    "Results go to stdout, progress and errors to stderr; --json prints one document. "
+    "--install-completion sets up your shell."
+)
+VERBS = (export, build, generate, demo, verify, inspect_verb, doctor, bench)
+INTERNAL_ERROR = 3
+
+
+def _completion_wanted() -> bool:
+    """Typer's completion options make every call load pydantic, so they exist only when used."""
+    asked = {"--install-completion", "--show-completion"} & set(sys.argv[1:2])
+    return bool(asked) or "_LACACHE_TRT_COMPLETE" in os.environ
+
+
+# Plain help: importing rich for it would triple the time that --help takes.
+app = typer.Typer(
+    name="lacache-trt",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=_completion_wanted(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for _verb in VERBS:
+    _summary = inspect.cleandoc(_verb.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    app.command(short_help=_summary.rstrip("."))(_verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import lacache_trt
+
+        print(f"lacache-trt {lacache_trt.__version__}")
+        raise typer.Exit
+
+
+def _print_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        print(context.get_help())
+        raise typer.Exit
+
+
+# Typer's own help option of a group makes every call load pydantic; this one does not.
+@app.callback(epilog=EPILOG, add_help_option=False)
+def _root(
+    wants_help: Annotated[
+        bool,
+        typer.Option(
+            "--help", "-h", callback=_print_help, is_eager=True, help="Show this message and exit."
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Diffusion language models (LLaDA, Dream) from checkpoint to inference with exact caches."""
+
+
+def main() -> None:
+    """Entry point; whatever is not an expected error is a bug and is shown as one."""
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        print("internal error: this is a bug, please report the lines above", file=sys.stderr)
+        sys.exit(INTERNAL_ERROR)

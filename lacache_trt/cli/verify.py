@@ -1,0 +1,40 @@
+"""`lacache-trt verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lacache_trt.cli.command import verb
+from lacache_trt.cli.output import Output
+
+BUNDLE_HELP = "Bundle to compare with; without it the engine's own plain graph is the reference."
+REPORT_HELP = "Write the report to this file, as JSON or Markdown by its suffix."
+
+
+@verb
+def verify(
+    output: Output,
+    engines: Annotated[Path, typer.Argument(metavar="ENGINES", help="Engine directory.")],
+    bundle: Annotated[Path | None, typer.Option("--bundle", help=BUNDLE_HELP)] = None,
+    report: Annotated[Path | None, typer.Option("--report", help=REPORT_HELP)] = None,
+) -> None:
+    """Check an engine: files, contract, every output against the plain graph, whole answers.
+
+    Exit code 1 if a numerical check fails.
+    """
+
+    from lacache_trt.errors import InvalidRequestError
+    from lacache_trt.verify import verify_engine
+
+    if report is not None and report.suffix not in (".json", ".md"):
+        raise InvalidRequestError(
+            "unknown kind of report", got=str(report), expected="a name that ends in .json or .md"
+        )
+    with output.progress() as progress:
+        result = verify_engine(engines, bundle=bundle, report=report, progress=progress)
+    output.result(result.to_json(), lambda: print(result.to_markdown()))
+    if not result.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,255 @@
+"""A directory that is complete or absent, whatever happens while it is written.
+
+The work goes to a hidden sibling `.NAME.tmp-PID-RANDOM`; when it is finished every file and
+directory is flushed to disk and one rename makes it visible as `NAME`. An exception, Ctrl-C or
+SIGTERM removes the sibling. After SIGKILL or a power cut the sibling may stay behind, never a part
+of `NAME`; the next run for the same output removes it once the process that owned it is gone.
+
+Replacing an artefact moves it to `.NAME.old-PID-RANDOM` first. If the process dies between the two
+renames, the next run for that output moves the old artefact back before it starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from lacache_trt.errors import OutputError
+
+MANIFEST_NAME = "manifest.json"
+_ALWAYS_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+
+
+@contextmanager
+def publish_directory(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary directory that becomes `out` when the block ends normally.
+
+    Args:
+        out: the directory to create; absent or empty, unless `overwrite`.
+        overwrite: replace an artefact that stands there. A directory without `manifest.json` is
+            never replaced, so that a mistyped path cannot delete anything else.
+
+    Raises:
+        OutputError: `out` cannot be written, or the disk is full.
+    """
+    out = Path(os.path.abspath(out))
+    _recover(out)
+    _refuse_unwritable(out, overwrite)
+    temporary = _sibling(out, "tmp")
+    with _termination_as_exception():
+        lock = -1
+        try:
+            lock = _create(temporary, out)
+            yield temporary
+            _flush(temporary)
+            _replace(temporary, out, overwrite)
+        except OSError as error:
+            _remove(temporary)
+            if _is_output_failure(error, temporary, out):
+                raise _output_error(error, out) from error
+            raise
+        except BaseException:
+            _remove(temporary)
+            raise
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+
+def _sibling(out: Path, role: str) -> Path:
+    return out.parent / f".{out.name}.{role}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _create(temporary: Path, out: Path) -> int:
+    """Make the directory and lock it: a lock outlives no process, a process id may be reused."""
+    try:
+        temporary.mkdir()
+    except OSError as error:
+        raise _output_error(error, out) from error
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(OSError):  # some network file systems cannot lock a directory
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _refuse_unwritable(out: Path, overwrite: bool) -> None:
+    if not out.name:
+        raise OutputError("the output is the root directory", fix="name a new directory")
+    if not out.parent.is_dir():
+        raise OutputError(
+            "the folder that should hold the output does not exist",
+            got=out.parent,
+            fix=f"mkdir -p {out.parent}",
+        )
+    if out.is_symlink():
+        raise OutputError(
+            "the output is a symbolic link", got=out, fix="name the directory that it points to"
+        )
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise OutputError("the output exists and is a file", got=out, fix="choose another name")
+    _refuse_occupied(out, overwrite)
+
+
+def _refuse_occupied(out: Path, overwrite: bool) -> None:
+    try:
+        entries = {entry.name for entry in os.scandir(out)}
+    except OSError as error:
+        raise _output_error(error, out) from error
+    if not entries:
+        return
+    if not overwrite:
+        raise OutputError(
+            "the output directory is not empty",
+            got=out,
+            fix="choose another directory, or add --force (overwrite=True) to replace it",
+        )
+    if MANIFEST_NAME not in entries:
+        raise OutputError(
+            "the output directory is not an artefact of this toolkit, so it is not replaced",
+            got=f"{out} without {MANIFEST_NAME}",
+            fix="choose another directory, or empty this one yourself",
+        )
+
+
+def _flush(directory: Path) -> None:
+    for folder, _, names in os.walk(directory):
+        for path in (*(os.path.join(folder, name) for name in names), folder):
+            _sync(path)
+
+
+def _sync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(temporary: Path, out: Path, overwrite: bool) -> None:
+    """Rename into place; an existing artefact steps aside and comes back if that fails."""
+    # Another process may have published the same output in the meantime.
+    _refuse_unwritable(out, overwrite)
+    if not (out.is_dir() and any(os.scandir(out))):
+        os.rename(temporary, out)
+        _sync(out.parent)
+        return
+    old = _sibling(out, "old")
+    os.rename(out, old)
+    try:
+        os.rename(temporary, out)
+    except BaseException:
+        if not out.exists():
+            os.rename(old, out)
+        raise
+    _sync(out.parent)
+    _remove(old)
+
+
+def _recover(out: Path) -> None:
+    """Clean up after processes that were killed while they wrote this output."""
+    pattern = re.compile(re.escape(f".{out.name}.") + r"(tmp|old)-(\d+)-[0-9a-f]{8}")
+    with suppress(OSError):
+        for entry in sorted(os.scandir(out.parent), key=lambda entry: entry.name):
+            match = pattern.fullmatch(entry.name)
+            if match is None or not entry.is_dir(follow_symlinks=False):
+                continue
+            path = Path(entry.path)
+            if not _abandoned(path, int(match.group(2))):
+                continue
+            if match.group(1) == "old" and not out.exists():
+                os.rename(path, out)
+            else:
+                _remove(path)
+
+
+def _abandoned(path: Path, pid: int) -> bool:
+    """Whether the owner is gone: its process id is dead and nobody holds the lock."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        pass
+    except (OSError, OverflowError):
+        return False
+    else:
+        return False
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # alive in another container that shares this file system
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_output_failure(error: OSError, temporary: Path, out: Path) -> bool:
+    """Whether the error concerns what is being written, not what the caller reads."""
+    if error.errno in _ALWAYS_OUTPUT:
+        return True
+    names = [Path(str(name)) for name in (error.filename, error.filename2) if name is not None]
+    return any(name.is_relative_to(folder) for name in names for folder in (temporary, out))
+
+
+def _output_error(error: OSError, out: Path) -> OutputError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(out.parent).free
+        return OutputError(
+            "the disk is full or the quota is used up; nothing was left behind",
+            got=f"{free / 2**20:.0f} MiB free in {out.parent}",
+            fix="free some space, or choose an output on another disk",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return OutputError(
+            "no permission to write the output",
+            got=f"{out.parent}: {error.strerror}",
+            fix="choose a folder that you can write to",
+        )
+    return OutputError(
+        "the output could not be written; nothing was left behind", got=f"{out}: {error}"
+    )
+
+
+@contextmanager
+def _termination_as_exception() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack instead of ending the process on the spot.
+
+    Only where nobody else has installed a handler, and only in the main thread, where Python
+    allows it; a host application's own handlers stay untouched.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    watched = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in watched:
+        signal.signal(number, _exit_for_signal)
+    try:
+        yield
+    finally:
+        for number in watched:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit_for_signal(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

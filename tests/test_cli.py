@@ -1,0 +1,450 @@
+"""The command line: help, exit codes, JSON, errors, prompts, streaming."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import pytest
+from sample_bundle import MODEL, write_bundle
+from typer.testing import CliRunner, Result
+
+import lacache_trt
+from lacache_trt.cli.main import app
+from lacache_trt.engines.options import BuildOptions
+from lacache_trt.errors import NumericalError
+from lacache_trt.export.options import ExportOptions
+from lacache_trt.generation import BlockTiming, GenerationConfig, GenerationResult, StepEvent
+from lacache_trt.runtime import Runtime
+
+VERBS = ("export", "build", "generate", "demo", "verify", "inspect", "doctor", "bench")
+SMALL = ("--gen-length", "8", "--block-length", "4", "--steps", "4")
+HEAVY = ("torch", "onnx", "onnxruntime", "numpy", "transformers", "rich", "tokenizers", "pydantic")
+
+
+def invoke(*arguments: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+
+def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lacache_trt.cli", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+@dataclass
+class FakeRuntime:
+    """Answers `n + 1` for every token n of a prompt; remembers what it was asked."""
+
+    calls: list[tuple[list[Any], GenerationConfig, bool]] = field(default_factory=list)
+    codec: None = None
+    engine: Any = field(
+        default_factory=lambda: SimpleNamespace(config=MODEL, name="fake", device="cpu")
+    )
+    error: BaseException | None = None
+
+    def generate(
+        self, prompts: list[Any], config: GenerationConfig, *, raw: bool = False
+    ) -> list[GenerationResult]:
+        self.calls.append((prompts, config, raw))
+        if self.error is not None:
+            raise self.error
+        timing = BlockTiming(block=0, forwards=4, fill_s=0.001, steps_s=0.004)
+        return [
+            GenerationResult(
+                tokens=tuple(token + 1 for token in prompt) if isinstance(prompt, list) else (7,),
+                text=None if isinstance(prompt, list) else prompt.upper(),
+                finish_reason="length",
+                forwards=4,
+                tokens_per_forward=2.0,
+                blocks=(timing,),
+            )
+            for prompt in prompts
+        ]
+
+    def stream(
+        self, prompt: Any, config: GenerationConfig, *, raw: bool = False
+    ) -> Iterator[StepEvent]:
+        self.calls.append(([prompt], config, raw))
+        for step in range(config.steps):
+            columns = (2 * step, 2 * step + 1)
+            yield StepEvent(0, step, step // 2, columns, (step + 10, step + 20), f"text {step}")
+
+    def __enter__(self) -> FakeRuntime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    fake = FakeRuntime()
+    monkeypatch.setattr(Runtime, "load", lambda directory: fake)
+    return fake
+
+
+# Help and usage
+
+
+def test_help_names_every_verb_and_exit_code() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert all(f"  {verb} " in result.stdout for verb in VERBS)
+    assert "130" in result.stdout
+    assert "..." not in result.stdout.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_is_fast_and_imports_nothing_heavy(verb: str) -> None:
+    code = (
+        "import sys; from lacache_trt.cli.main import main\n"
+        "try: main()\n"
+        f"except SystemExit as end: print([m for m in {HEAVY} if m in sys.modules], end.code)"
+    )
+    arguments = [verb, "--help"] if verb else ["--help"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert found.stdout.endswith("[] 0\n")
+    # Processor time: on an idle machine that is what a user waits; here other tests run too.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_version() -> None:
+    assert invoke("--version").stdout == f"lacache-trt {lacache_trt.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["build"],
+        ["build", "a"],
+        ["build", "a", "b", "c"],
+        ["generate", "e", "p", "--steps", "many"],
+        ["generate", "e", "p", "--unknown"],
+        ["demo", "--problems", "0"],
+    ],
+)
+def test_usage_errors(arguments: list[str]) -> None:
+    assert invoke(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "cls"),
+    [("generate", GenerationConfig), ("export", ExportOptions), ("build", BuildOptions)],
+)
+def test_flags_come_from_the_dataclass(verb: str, cls: type) -> None:
+    own = {"overwrite": "force", "max_length": "max-seq-len"}
+    text = " ".join(invoke(verb, "--help").stdout.split())
+    for item in fields(cls):
+        flag = own.get(item.name, item.name.replace("_", "-"))
+        assert f"--{flag} " in text
+        if item.default not in (None, False, True):
+            assert f"[default: {item.default}" in text or item.default == 0
+    assert "--json" in text
+
+
+# Errors
+
+
+def test_error_says_what_got_expected_fix() -> None:
+    result = invoke("generate", "engines", "hello", "--gen-length", "30")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: gen_length is not a multiple of block_length\n")
+    assert all(f"  {part}:" in result.stderr for part in ("got", "expected", "fix"))
+    assert "Traceback" not in result.stderr
+
+
+def test_error_as_json() -> None:
+    result = invoke("inspect", "/nowhere", "--json")
+    assert result.exit_code == 3
+    error = json.loads(result.stdout)["error"]
+    assert set(error) == {"type", "what", "got", "expected", "fix", "exit_code"}
+    assert (error["type"], error["exit_code"]) == ("ArtifactError", 3)
+    assert "error: /nowhere" in result.stderr
+
+
+def test_traceback_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" in invoke("inspect", "/nowhere", "--debug").stderr
+    monkeypatch.setenv("LACACHE_TRT_DEBUG", "1")
+    assert "Traceback" in invoke("inspect", "/nowhere").stderr
+    monkeypatch.setenv("LACACHE_TRT_DEBUG", "0")
+    assert "Traceback" not in invoke("inspect", "/nowhere").stderr
+
+
+def test_engine_auto_is_never_substituted(tmp_path: Path) -> None:
+    result = invoke("build", "bundle", tmp_path / "out")
+    assert result.exit_code == 3
+    assert "--engine onnxruntime" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_bundle_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    (tmp_path / "bundle" / "fill.onnx").write_bytes(b"x" * 3000)
+    result = invoke("build", tmp_path / "bundle", tmp_path / "out", "--engine", "onnxruntime")
+    assert result.exit_code == 3
+    assert "fill.onnx was changed" in result.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_errors_of_the_engine(runtime: FakeRuntime) -> None:
+    runtime.error = NumericalError("the model produced NaN")
+    assert invoke("generate", "e", "hello").exit_code == 3
+    runtime.error = KeyboardInterrupt()
+    result = invoke("generate", "e", "hello", "--json")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["error"]["what"] == "interrupted"
+    assert "discarded" in result.stderr
+    runtime.error = OSError(28, "No space left on device")
+    assert invoke("generate", "e", "hello").exit_code == 3
+
+
+def test_a_bug_is_shown_as_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import lacache_trt.cli.main as main
+
+    def broken() -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(main, "app", broken)
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert end.value.code == 3
+    assert "Traceback" in (text := capsys.readouterr().err)
+    assert "this is a bug" in text
+
+
+# generate
+
+
+def test_one_prompt(runtime: FakeRuntime) -> None:
+    result = invoke("generate", "e", "hello", "--raw", "--no-stop-at-eos", *SMALL)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "HELLO\n", "")
+    config = GenerationConfig(8, 4, 4, stop_at_eos=False, seed=(0,))
+    assert runtime.calls == [(["hello"], config, True)]
+
+
+def test_prompts_from_stdin_in_batches(runtime: FakeRuntime) -> None:
+    result = invoke("generate", "e", "--batch-size", "2", "--seed", "5,6,7", stdin="a\n\nb c\r\nd")
+    assert result.stdout == "A\nB C\nD\n"
+    assert [call[0] for call in runtime.calls] == [["a", "b c"], ["d"]]
+    assert [call[1].seed for call in runtime.calls] == [(5, 6), (7,)]
+
+
+def test_token_ids(runtime: FakeRuntime) -> None:
+    assert invoke("generate", "e", "1, 2 3", "--tokens").stdout == "2 3 4\n"
+    assert invoke("generate", "e", "-", "--tokens", stdin="1 2\n3\n").stdout == "2 3\n4\n"
+    assert invoke("generate", "e", "one", "--tokens").exit_code == 2
+
+
+def test_json_lines(runtime: FakeRuntime) -> None:
+    lines = '"a\\nb"\n[1, 2]\n{"prompt": "c"}\n'
+    result = invoke("generate", "e", "--jsonl", "--json", stdin=lines)
+    answers = json.loads(result.stdout)["results"]
+    assert runtime.calls[0][0] == ["a\nb", [1, 2], "c"]
+    assert [answer["tokens"] for answer in answers] == [[7], [2, 3], [7]]
+    assert answers[0]["blocks"][0]["forwards"] == 4
+
+
+@pytest.mark.parametrize("line", ["{", "1", "[1.5]", "[true]", '{"text": "a"}', "[" * 100_000])
+def test_bad_json_lines(runtime: FakeRuntime, line: str) -> None:
+    result = invoke("generate", "e", "--jsonl", stdin=line)
+    assert result.exit_code == 2
+    assert "line 1" in result.stderr
+    assert not runtime.calls
+
+
+def test_no_prompt(runtime: FakeRuntime) -> None:
+    assert invoke("generate", "e", stdin="\n\n").exit_code == 2
+    assert not runtime.calls
+
+
+def test_seeds_must_fit_the_prompts(runtime: FakeRuntime) -> None:
+    assert invoke("generate", "e", "hello", "--seed", "1,2").exit_code == 2
+    assert invoke("generate", "e", "hello", "--seed", "one").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s.json", '{"gen_length": 8, "block_length": 4, "steps": 4, "seed": [3]}'),
+        ("s.toml", "gen_length = 8\nblock_length = 4\nsteps = 4\nseed = [3]\n"),
+    ],
+)
+def test_settings_file_and_flags(
+    runtime: FakeRuntime, tmp_path: Path, name: str, text: str
+) -> None:
+    if name.endswith("toml") and sys.version_info < (3, 11):
+        pytest.skip("TOML needs Python 3.11")
+    (tmp_path / name).write_text(text)
+    assert invoke("generate", "e", "a", "--config", tmp_path / name).exit_code == 0
+    assert invoke("generate", "e", "a", "--config", tmp_path / name, "--steps", "2").exit_code == 0
+    first, second = (call[1] for call in runtime.calls)
+    assert first == GenerationConfig(8, 4, 4, seed=(3,))
+    assert second == GenerationConfig(8, 4, 2, seed=(3,))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s.json", "{"),
+        ("s.json", "[]"),
+        ("s.json", '{"gen_len": 8}'),
+        ("s.json", '{"steps": "8"}'),
+        ("s.json", '{"steps": [8]}'),
+        ("s.toml", "steps = "),
+        ("s.toml", "gen_len = 8"),
+    ],
+)
+def test_bad_settings_files(runtime: FakeRuntime, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    result = invoke("generate", "e", "a", "--config", tmp_path / name)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+
+
+def test_missing_settings_file(runtime: FakeRuntime, tmp_path: Path) -> None:
+    assert invoke("generate", "e", "a", "--config", tmp_path / "none.json").exit_code == 2
+    assert invoke("generate", "e", "a", "--config", tmp_path / "none.toml").exit_code == 2
+
+
+def test_stream_as_lines(runtime: FakeRuntime) -> None:
+    lines = invoke("generate", "e", "hello", "--stream", *SMALL).stdout.splitlines()
+    assert lines[0] == "[block 1/2  step 1  2/8 tokens] 10 20 ░×6"
+    assert lines[3] == "[block 2/2  step 4  8/8 tokens] 10 20 11 21 12 22 13 23"
+    assert lines[4] == "text 3"
+
+
+def test_stream_as_json_lines(runtime: FakeRuntime) -> None:
+    lines = invoke("generate", "e", "hello", "--stream", "--json", *SMALL).stdout.splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["event"]["step"] for event in events[:-1]] == [0, 1, 2, 3]
+    assert events[-1]["result"]["tokens"] == [10, 20, 11, 21, 12, 22, 13, 23]
+    assert events[-1]["result"]["text"] == "text 3"
+
+
+def test_stream_shows_one_answer(runtime: FakeRuntime) -> None:
+    assert invoke("generate", "e", "--stream", stdin="a\nb\n").exit_code == 2
+
+
+# inspect, doctor, bench
+
+
+def test_inspect_bundle(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle", dtype="float32", validation={"mode": "full"})
+    found = json.loads(invoke("inspect", tmp_path / "bundle", "--json").stdout)
+    assert found["kind"] == "bundle"
+    assert found["cache_bytes_per_token"] == MODEL.cache_bytes_per_token(4)
+    assert found["files"]["fill.onnx"] == 3000
+    assert {"contract", "cut", "validation", "parameters", "architecture"} <= set(found)
+    text = invoke("inspect", tmp_path / "bundle", "--hashes").stdout
+    assert all(word in text for word in ("reuse.onnx", "block_columns", "[B, Bk]", "SHA-256"))
+    (tmp_path / "bundle" / "fill.onnx").write_bytes(b"x" * 3000)
+    assert invoke("inspect", tmp_path / "bundle").exit_code == 0
+    assert invoke("inspect", tmp_path / "bundle", "--hashes").exit_code == 3
+
+
+def test_doctor() -> None:
+    result = invoke("doctor", "--json")
+    report = json.loads(result.stdout)
+    abilities = {ability["name"]: ability for ability in report["abilities"]}
+    assert result.exit_code == 0
+    assert abilities["run onnxruntime"]["works"]
+    assert {"export", "run tensorrt", "run tensorrt-rtx", "run cuda"} <= set(abilities)
+    assert {package["name"] for package in report["packages"]} >= {"torch", "onnxruntime"}
+    assert "abilities" in invoke("doctor").stdout
+
+
+def test_doctor_gives_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    import lacache_trt.doctor as doctor
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    report = doctor.examine()
+    export = next(ability for ability in report.abilities if ability.name == "export")
+    assert not export.works
+    assert export.fix == f'{sys.executable} -m pip install "lacache-trt[export]"'
+
+
+def test_bench(runtime: FakeRuntime, tmp_path: Path) -> None:
+    arguments = ["bench", "e", "--prompt-length", "4", "--repeats", "2", *SMALL]
+    result = invoke(*arguments, "--json", "--save-result", tmp_path / "b.json")
+    report = json.loads(result.stdout)
+    assert json.loads((tmp_path / "b.json").read_text()) == report
+    assert [timing["cache"] for timing in report["timings"]] == ["none", "exact"]
+    assert report["timings"][0]["ms_per_step"] == pytest.approx(1.25)
+    assert report["timings"][0]["ms_per_fill"] == pytest.approx(1.0)
+    assert all(not call[1].stop_at_eos for call in runtime.calls)
+    assert "speedup" in invoke(*arguments).stdout
+    assert invoke("bench", "e", "--batch", "0").exit_code == 2
+    assert invoke("bench", "e", "--caches", "fast").exit_code == 2
+
+
+# Whole processes
+
+
+def test_broken_pipe_is_quiet(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.run(
+        [sys.executable, "-m", "lacache_trt.cli", "inspect", str(tmp_path / "bundle"), "--json"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    os.close(writing)
+    assert (process.returncode, process.stderr) == (141, b"")
+
+
+def test_processes_end_with_the_documented_codes(tmp_path: Path) -> None:
+    assert run("--version").returncode == 0
+    assert run("fly").returncode == 2
+    missing = run("inspect", tmp_path / "missing")
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert run("generate", tmp_path, "a", "--steps", "7").returncode == 2
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from lacache_trt.runtime import Runtime\n"
+        "def load(directory): print('loading', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "Runtime.load = load\n"
+        "sys.argv = ['lacache-trt', 'generate', 'e', 'hello']\n"
+        "from lacache_trt.cli.main import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    if process.stderr is None or process.stderr.readline() != "loading\n":
+        pytest.fail("the process did not start")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err == "interrupted; partial output was discarded\n"
