@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from lacache_trt.contract import GraphSpec, graph_specs
+from lacache_trt.engines.base import Int
 from lacache_trt.errors import VerificationError
 from lacache_trt.export.convert import convert_weights
 from lacache_trt.export.graphs import PROGRAMS, capture_graph, weight_locations
@@ -134,7 +135,7 @@ def _random_inputs(config: ModelConfig) -> dict[str, Array]:
     """Two rows of different length at different blocks, one of them guided by the other."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, config.vocab_size, (_ROWS, _COLUMNS)).astype(np.int32)
-    block = np.array([[9], [23]], np.int32) + np.arange(_BLOCK, dtype=np.int32)
+    block: Int = np.add.outer(np.array([9, 23], np.int32), np.arange(_BLOCK, dtype=np.int32))
     valid_from = np.array([0, 6], np.int32)
     columns = np.arange(_COLUMNS, dtype=np.int32)
     return {

@@ -127,7 +127,7 @@ class Batch:
         for place, row in enumerate(self._group):
             if self._finished[row]:
                 continue
-            chosen = np.flatnonzero(commit.selected[place])
+            chosen = np.flatnonzero(commit.selected[place]).astype(np.int32)
             tokens = commit.token[place, chosen]
             self._canvas.tokens[row, columns[place, chosen]] = tokens
             self._committed[row] += len(chosen)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from lacache_trt.artifacts import load_manifest
 from lacache_trt.batch import Batch, Deadline
@@ -110,7 +111,7 @@ class Runtime:
         """
         config = GenerationConfig() if config is None else config
         single = isinstance(prompt, str) or _is_token_list(prompt)
-        prompts = [prompt] if single else _as_list(prompt)
+        prompts = cast(list[PromptLike], [prompt] if single else _as_list(prompt))
         batch, policy = self._prepare(prompts, config, raw)
         for _ in self._decode(batch, policy, cancel):
             pass

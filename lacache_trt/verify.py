@@ -219,7 +219,7 @@ def _outputs_agree(engine: Engine, reference: Engine, bound: float) -> list[Chec
         for name, figure in worst.items()
     ]
     held = differing == 0 and excused <= max(1, EXCUSED_FRACTION * total)
-    figures = {"tokens": total, "differing": differing, "excused": excused}
+    figures = {"tokens": float(total), "differing": float(differing), "excused": float(excused)}
     return [*checks, Check("tokens of reuse against plain", held, figures)]
 
 

@@ -6,6 +6,8 @@ the nodes carry for TensorRT's parser; nothing in a body reads them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 from onnxscript import opset23 as _op
 from onnxscript import values
@@ -20,7 +22,7 @@ OPSET_VERSION = 23
 LACACHE = values.Opset(DOMAIN, VERSION)
 
 
-def to_ir(script: values.OnnxFunction) -> ir.Function:
+def to_ir(script: values.OnnxFunction[Any, Any]) -> ir.Function:
     """The function as onnx_ir, with the node attributes declared and defaulted."""
     function = ir.serde.deserialize_function(script.to_function_proto())
     for name, value in NODE_ATTRIBUTES.items():

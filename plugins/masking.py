@@ -26,7 +26,9 @@ def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
     compute = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
     keys = k.to(compute).repeat_interleave(group, dim=1)
-    return (q.to(compute) @ keys.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    products: Tensor = q.to(compute) @ keys.transpose(-1, -2)
+    products *= float(q.shape[-1]) ** -0.5
+    return products
 
 
 def grouped_values(v: Tensor, num_heads: int) -> Tensor:

@@ -57,7 +57,7 @@ class OpSpec:
             torch.onnx.ops.symbolic_multi_out(
                 f"{DOMAIN}::{self.name}",
                 tensors,
-                NODE_ATTRIBUTES,
+                dict(NODE_ATTRIBUTES),
                 dtypes=[dtype for dtype, _ in specs],
                 shapes=[tuple(shape) for _, shape in specs],
                 version=VERSION,

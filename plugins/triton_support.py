@@ -34,7 +34,8 @@ SHARED_MEMORY_LIMIT = {89: 99 * 1024, 90: 227 * 1024}
 
 def unspecialised(*scalars: str) -> Callable[[Callable[..., None]], Any]:
     """`triton.jit` that compiles one kernel for all values of the named i32 arguments."""
-    return triton.jit(do_not_specialize=list(scalars))
+    decorate: Callable[[Callable[..., None]], Any] = triton.jit(do_not_specialize=list(scalars))
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def device_sm(tensor: torch.Tensor) -> int:
     return 10 * major + minor
 
 
-@triton.jit
-def safe_anchor(maximum):
+@triton.jit  # type: ignore[untyped-decorator]
+def safe_anchor(maximum):  # type: ignore[no-untyped-def]
     """The maximum, or 0 where it is -inf, so that no difference with it is NaN."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)

@@ -76,8 +76,9 @@ class GemmTable:
         """Read the manifest's form strictly."""
         entries: dict[tuple[int, int], dict[int, str]] = {}
         for row in data if isinstance(data, list) else [None]:
-            name = row.get("implementation") if isinstance(row, dict) else None
-            numbers = [row.get(key) for key in ("k", "n", "m_up_to")] if name else []
+            fields = row if isinstance(row, dict) else {}
+            name = fields.get("implementation")
+            numbers: list[Any] = [fields.get(key) for key in ("k", "n", "m_up_to")]
             if name not in IMPLEMENTATIONS or not all(type(value) is int for value in numbers):
                 raise ArtifactError(
                     "the GEMM table of the manifest is malformed",

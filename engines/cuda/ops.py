@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -15,6 +16,11 @@ from lacache_trt.plugins.rms_norm import kernel as norm_kernel
 from lacache_trt.plugins.rope import kernel as rope_kernel
 from lacache_trt.plugins.sample_block import kernel as sample_kernel
 from lacache_trt.plugins.swiglu import kernel as swiglu_kernel
+
+
+def _launch(kernel: ModuleType, *tensors: Tensor) -> None:
+    """Launch a kernel whose arguments are the op's inputs, its workspace and its outputs."""
+    kernel.launch(*tensors)
 
 
 class CudaOps:
@@ -62,7 +68,7 @@ class CudaOps:
         fa_max = q.new_empty(q.shape[:3], dtype=torch.float32)
         fa_sum = torch.empty_like(fa_max)
         fa_acc = q.new_empty(q.shape, dtype=torch.float32)
-        fill_kernel.launch(*tensors, fa_max, fa_sum, fa_acc)
+        _launch(fill_kernel, *tensors, fa_max, fa_sum, fa_acc)
         return fa_max, fa_sum, fa_acc
 
     def attention_reuse(self, *tensors: Tensor) -> Tensor:
@@ -71,7 +77,7 @@ class CudaOps:
         elements = reuse_kernel.workspace_size(batch, heads, k.shape[1], length, block, head_dim)
         workspace = q.new_empty(elements, dtype=torch.float32)
         out = q.new_empty(batch, length, heads * head_dim)
-        reuse_kernel.launch(*tensors, workspace, out)
+        _launch(reuse_kernel, *tensors, workspace, out)
         return out
 
     def attention(self, *tensors: Tensor) -> Tensor:
@@ -92,7 +98,7 @@ class CudaOps:
         workspace = logits.new_empty(elements, dtype=torch.float32)
         token = logits.new_empty(batch, rows, dtype=torch.int32)
         scores = [logits.new_empty(batch, rows, dtype=torch.float32) for _ in range(3)]
-        sample_kernel.launch(*tensors, workspace, token, *scores)
+        _launch(sample_kernel, *tensors, workspace, token, *scores)
         return (token, *scores)
 
 
@@ -112,5 +118,5 @@ class FillOps(CudaOps):
 
     def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         state = tuple(self._caches[name] for name in ("fa_max", "fa_sum", "fa_acc"))
-        fill_kernel.launch(*tensors, *state)
+        _launch(fill_kernel, *tensors, *state)
         return state

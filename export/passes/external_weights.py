@@ -58,11 +58,11 @@ class ExternalWeights(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
         changed = False
-        for value in list(graph.initializers.values()):
-            name = parameter_name(value.name or "")
+        for initializer, value in list(graph.initializers.items()):
+            name = parameter_name(initializer)
             if name is None:
                 continue
-            graph.initializers.pop(value.name)
+            graph.initializers.pop(initializer)
             value.name = name
             value.const_value = self._external_tensor(name, value)
             graph.register_initializer(value)
@@ -71,7 +71,7 @@ class ExternalWeights(ir.passes.InPlacePass):
 
     def _external_tensor(self, name: str, value: ir.Value) -> ir.ExternalTensor:
         location = self.locations[name]
-        shape = tuple(int(size) for size in value.shape or ())
+        shape = tuple(value.shape.numpy()) if value.shape is not None else ()
         if shape != location.shape or value.dtype != location.dtype:
             raise VerificationError(
                 f"weight {name!r} of the graph is not what the weights file holds",

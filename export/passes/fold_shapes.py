@@ -18,16 +18,18 @@ class FoldShapes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
-        weights = [
-            value for name, value in graph.initializers.items() if parameter_name(name) is not None
-        ]
-        for value in weights:
-            graph.initializers.pop(value.name)
+        weights = {
+            name: value
+            for name, value in graph.initializers.items()
+            if parameter_name(name) is not None
+        }
+        for name, value in weights.items():
+            graph.initializers.pop(name)
             value.const_value = None
             graph.inputs.append(value)
         optimizer.optimize_ir(model)
-        for value in weights:
+        for name, value in weights.items():
             graph.inputs.remove(value)
             if value.uses():
-                graph.initializers[value.name] = value
+                graph.initializers[name] = value
         return ir.passes.PassResult(model, True)

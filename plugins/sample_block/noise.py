@@ -25,7 +25,8 @@ def mix(state: ArrayLike, word: ArrayLike, key: int) -> NDArray[np.int64]:
     """One round of the hash on residues and any int64 word."""
     total = (np.asarray(state, np.int64) + np.asarray(word, np.int64) % PRIME + key) % PRIME
     square = total * total % PRIME
-    return square * square % PRIME * total % PRIME
+    mixed: NDArray[np.int64] = square * square % PRIME * total % PRIME
+    return mixed
 
 
 def gumbel_bits(
@@ -41,4 +42,5 @@ def gumbel(
 ) -> NDArray[np.float64]:
     """The noise in float64."""
     uniform = (gumbel_bits(seed, step, position, ids) + 0.5) * 2.0**-BITS
-    return -np.log(-np.log(uniform))
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
