@@ -35,6 +35,7 @@ from lacache_trt.strict_json import canonical_bytes, read_object
 Kind = Literal["bundle", "engine"]
 Hashes = Literal["full", "sizes"]
 SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 4 * 2**20
 _HEADER = ("schema_version", "kind", "toolkit_version", "files", "manifest_sha256")
 _REBUILD = {
     "bundle": "lacache-trt export MODEL {directory} --force",
@@ -147,7 +148,7 @@ def _read_checked(directory: Path, kind: Kind | None) -> tuple[Kind, dict[str, o
         raise _not_an_artifact(directory, kind)
     likely: Kind = kind or "engine"
     try:
-        content = read_object(path)
+        content = read_object(path, MAX_MANIFEST_BYTES)
         likely = "bundle" if content.get("kind") == "bundle" else likely
         version = content.get("schema_version")
         if type(version) is not int or version != SCHEMA_VERSION:

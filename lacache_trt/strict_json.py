@@ -6,29 +6,78 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from lacache_trt.errors import ArtifactError
+from lacache_trt.errors import ArtifactError, LaCacheError
 
-MAX_BYTES = 4 * 2**20
+MAX_BYTES = 64 * 2**20
+Failure = type[LaCacheError]
 
 
-def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, object]:
-    """Read one JSON object from a regular file that is not a symbolic link.
+def read_object(
+    path: Path,
+    max_bytes: int = MAX_BYTES,
+    *,
+    failure: Failure = ArtifactError,
+    follow_link: bool = False,
+) -> dict[str, Any]:
+    """One JSON object of a regular file; `failure` is raised for everything that is wrong.
 
-    Raises:
-        ArtifactError: missing, too large, not UTF-8, not JSON, duplicate keys, NaN, not an object.
+    That is: missing, a symbolic link unless `follow_link`, too large, not UTF-8, not JSON,
+    repeated keys, NaN or Infinity, not an object.
     """
-    text = _read_text(path, max_bytes)
+    data = read_bounded(path, max_bytes, failure=failure, follow_link=follow_link)
+    return parse_object(data, path.name, failure=failure)
+
+
+def read_bounded(
+    path: Path,
+    max_bytes: int = MAX_BYTES,
+    *,
+    failure: Failure = ArtifactError,
+    follow_link: bool = False,
+) -> bytes:
+    """Bytes of a regular file of at most `max_bytes`."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow_link else os.O_NOFOLLOW)
     try:
-        value: object = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise failure(
+            f"cannot read {path.name}",
+            got=f"{type(error).__name__}: {error.strerror or error}",
+            expected=f"a readable file at {path}",
+            fix="check the path and its permissions",
+        ) from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise failure(f"{path.name} is not a regular file", got=str(path))
+    with os.fdopen(descriptor, "rb") as file:
+        if status.st_size > max_bytes:
+            raise failure(
+                f"{path.name} is too large",
+                got=f"{status.st_size} bytes",
+                expected=f"at most {max_bytes} bytes",
+                fix="check that the file is what its name says",
+            )
+        return file.read(max_bytes + 1)
+
+
+def parse_object(data: bytes, name: str, *, failure: Failure = ArtifactError) -> dict[str, Any]:
+    """The JSON object in `data`, which came from the file `name`."""
+    try:
+        value = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
         )
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path.name} is not valid JSON", got=f"{path}: {error}") from error
+        raise failure(
+            f"{name} is not valid JSON",
+            got=str(error)[:200],
+            expected="one UTF-8 JSON object with unique keys",
+        ) from error
     if not isinstance(value, dict):
-        raise ArtifactError(
-            f"{path.name} is not a JSON object", got=type(value).__name__, expected="object"
+        raise failure(
+            f"{name} is not a JSON object", got=type(value).__name__, expected="an object"
         )
     return value
 
@@ -41,35 +90,12 @@ def canonical_bytes(value: dict[str, object]) -> bytes:
     return text.encode("ascii")
 
 
-def _read_text(path: Path, max_bytes: int) -> str:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise ArtifactError(
-            f"{path.name} cannot be read", got=f"{path}: {error.strerror}"
-        ) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ArtifactError(f"{path.name} is not a regular file", got=path)
-        if status.st_size > max_bytes:
-            raise ArtifactError(
-                f"{path.name} is too large",
-                got=f"{status.st_size} bytes",
-                expected=f"at most {max_bytes}",
-            )
-        data = file.read(max_bytes + 1)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ArtifactError(f"{path.name} is not UTF-8 text", got=f"{path}: {error}") from error
-
-
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate keys {sorted({n for n in names if names.count(n) > 1})[:5]}")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"key {repeated[0]!r} appears twice")
     return result
 
 

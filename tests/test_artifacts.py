@@ -284,8 +284,8 @@ def test_other_schema_versions(bundle: Path, version: object) -> None:
     [
         (b"", "not valid JSON"),
         (b"[]", "not a JSON object"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b'{"a": 1, "a": 2}', "duplicate keys"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"a": 1, "a": 2}', "appears twice"),
         (b'{"a": NaN}', "NaN"),
         (b"[" * 100_000, "not valid JSON"),
         (b'{"schema_version": ' + b"1" * 5000 + b"}", "not valid JSON"),

@@ -124,7 +124,7 @@ def test_a_config_that_contradicts_the_weights_is_refused(tmp_path: Path) -> Non
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
-        (b"[]", "does not hold a JSON object"),
+        (b"[]", "is not a JSON object"),
         (b'{"model_type": "llada", "model_type": "llada"}', "twice"),
         (b"\xff\xfe", "not valid JSON"),
         (b"[" * 200_000, "not valid JSON"),
