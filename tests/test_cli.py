@@ -196,7 +196,7 @@ def test_traceback_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_engine_auto_is_never_substituted(tmp_path: Path) -> None:
     result = invoke("build", "bundle", tmp_path / "out")
     assert result.exit_code == 3
-    assert "--engine onnxruntime" in result.stderr
+    assert "--engine cuda or onnxruntime" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
