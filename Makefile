@@ -25,7 +25,7 @@ $(VENV)/.ready: $(VENV)/.requirements pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.requirements: requirements-dev.txt requirements-kernels.txt | $(BIN)/python
+$(VENV)/.requirements: requirements-dev.txt requirements-kernels.txt requirements-trt.txt | $(BIN)/python
 	@echo "installing the pinned packages; this takes some minutes the first time"
 	@$(PIP) install --quiet -r requirements-dev.txt
 	@$(PIP) install --quiet --no-deps -r requirements-kernels.txt

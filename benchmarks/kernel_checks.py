@@ -54,10 +54,14 @@ ODD = [
     AttentionShape(4, 2, 300, 0, 8, tuple((5 * b, 300 - b) for b in range(8)),
                    tuple(30 * b for b in range(8))),
 ]  # fmt: skip
+VOCABULARIES = (126464, 1001, 64, 152064)
+NORM_WIDTHS = (4096, 3584, 64, 448)
+FFN_WIDTHS = (12288, 18944, 16, 3008)
 LONG = [
     AttentionShape(32, 32, 1152, 0, 32, ((0, 1152),), (512,)),
     AttentionShape(4, 4, 2048, 0, 32, ((0, 2048),), (1024,)),
     AttentionShape(4, 2, 4095, 0, 32, ((63, 4095),), (2017,)),
+    AttentionShape(2, 1, 5000, 0, 16, ((11, 5000),), (4970,)),
 ]
 
 
@@ -172,7 +176,8 @@ def check_attention(
 
 
 def check_sample(ledger: Ledger, dtype: torch.dtype, chunk: int, warps: int) -> None:
-    for vocabulary, batch, rows in ((126464, 2, 5), (1001, 3, 4), (64, 1, 1), (152064, 1, 3)):
+    sizes = ((2, 5), (3, 4), (1, 1), (1, 3))
+    for vocabulary, (batch, rows) in zip(VOCABULARIES, sizes, strict=True):
         for temperature, guided in ((0.0, False), (0.0, True), (0.8, False), (1.3, True)):
             inputs = reference.sample_inputs(
                 batch, rows, vocabulary, dtype, DEVICE, 11 + rows, temperature=temperature,
@@ -203,7 +208,7 @@ def run_sample(inputs: reference.SampleInputs, chunk: int, warps: int) -> list[T
 
 def check_tokenwise(ledger: Ledger, dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
-    for rows, width in ((3, 4096), (1153, 4096), (77, 3584), (5, 64), (9, 448)):
+    for rows, width in zip((1153, 77, 5, 9, 3), (*NORM_WIDTHS, NORM_WIDTHS[0]), strict=True):
         x, delta = (torch.randn(rows, width, device=DEVICE).to(dtype) for _ in range(2))
         weight = torch.randn(width, device=DEVICE).to(dtype)
         residual, out = poisoned(rows, width, dtype=dtype), poisoned(rows, width, dtype=dtype)
@@ -214,7 +219,7 @@ def check_tokenwise(ledger: Ledger, dtype: torch.dtype) -> None:
         rms_norm.launch(x, None, weight, None, out, 1e-5)
         want = reference.rms_norm(x, weight, 1e-5)
         ledger.bounded(f"rms_norm {rows}x{width}", out, want, 1.2 * eps * want.abs() + 1e-6)
-    for rows, width in ((5, 12288), (333, 18944), (64, 16), (7, 3008)):
+    for rows, width in zip((5, 333, 64, 7), FFN_WIDTHS, strict=True):
         gate_up = torch.randn(rows, 2 * width, device=DEVICE).to(dtype) * 4
         out = poisoned(rows, width, dtype=dtype)
         swiglu.launch(gate_up, out)

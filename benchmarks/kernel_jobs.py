@@ -20,22 +20,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Job:
-    """One check: the function's name in `CHECKS` and its keyword arguments."""
+    """One check: the function's name in `CHECKS` and its keyword arguments.
+
+    With `ptx_of` (89), the kernels are that SM's PTX (`kernel_ptx`).
+    """
 
     check: str
     label: str
     arguments: dict[str, object] = field(default_factory=dict)
+    ptx_of: int | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job found."""
+    """What a job found, and the configurations that it launched from PTX."""
 
     job: Job
     cases: int
     failures: tuple[str, ...]
     worst: float
     seconds: float
+    launched: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -71,19 +76,31 @@ class Ledger:
 
 def run_job(job: Job) -> Outcome:
     """Run one check; an exception is a failure of that job."""
-    from kernel_checks import CHECKS
-
     started = time.perf_counter()
     ledger = Ledger()
     torch.manual_seed(0)
+    launched: tuple[str, ...] = ()
     try:
-        CHECKS[job.check](ledger, **job.arguments)
+        launched = _run_check(job, ledger)
         torch.cuda.synchronize()
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         ledger.failures.append(f"{type(error).__name__}: {error} ({last.name}:{last.lineno})")
     seconds = time.perf_counter() - started
-    return Outcome(job, ledger.cases, tuple(ledger.failures), ledger.worst, seconds)
+    return Outcome(job, ledger.cases, tuple(ledger.failures), ledger.worst, seconds, launched)
+
+
+def _run_check(job: Job, ledger: Ledger) -> tuple[str, ...]:
+    from kernel_checks import CHECKS
+
+    if job.ptx_of is None:
+        CHECKS[job.check](ledger, **job.arguments)
+        return ()
+    from kernel_ptx import borrowed
+
+    with borrowed(job.ptx_of) as kernels:
+        CHECKS[job.check](ledger, **job.arguments)
+    return tuple(name for kernel in kernels for name in kernel.launched)
 
 
 def run_jobs(jobs: list[Job], workers: int) -> list[Outcome]:

@@ -49,7 +49,7 @@ class Tiles:
 
     @property
     def label(self) -> str:
-        """Short stable name, for example m128n64w4s2."""
+        """Short stable name, for example m64n64w4s3."""
         return f"m{self.rows}n{self.keys}w{self.warps}s{self.stages}"
 
 

@@ -67,8 +67,8 @@ def outside_rows(inputs: AttentionInputs) -> Tensor:
     return ~inside[:, None, :]
 
 
-def check_state(inputs: AttentionInputs) -> None:
-    maximum, total, acc = state_of(inputs)
+def check_state(inputs: AttentionInputs, tiles: Tiles = SMALL) -> None:
+    maximum, total, acc = state_of(inputs, tiles)
     want_maximum, want_total, want_acc = reference.attention_state(inputs)
     rows = outside_rows(inputs).expand_as(maximum)
     eps = torch.finfo(inputs.q.dtype).eps

@@ -2,12 +2,15 @@
 
 `compile_configuration` itself raises on spills, on scratch memory and above the shared memory of
 the SM; the tests print the table (`pytest -s`) and check the properties that a launch relies on.
+Each configuration is compiled once, in a pool of two processes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -32,6 +35,7 @@ from lacache_trt.plugins.triton_support import (
 SMS = (89, 90)
 DTYPES = (torch.float16, torch.bfloat16)
 Lister = Callable[[torch.dtype, int], list[Configuration]]
+Lookup = Callable[[str, torch.dtype, int], list[Compiled]]
 SHIPPING: dict[str, Lister] = {
     "attention_fill.d64": lambda dtype, sm: attention_fill.configurations(dtype, 64, sm),
     "attention_fill.d128": lambda dtype, sm: attention_fill.configurations(dtype, 128, sm),
@@ -51,18 +55,27 @@ SHIPPING: dict[str, Lister] = {
 }
 
 
-def compiled(name: str, dtype: torch.dtype, sm: int) -> list[Compiled]:
-    results = [compile_configuration(c, sm) for c in SHIPPING[name](dtype, sm)]
-    for result in results:
-        print(result.summary())
-    return results
+def compile_all(name: str, dtype: torch.dtype, sm: int) -> list[Compiled]:
+    """Runs in the pool, so the configurations are looked up there by name."""
+    return [compile_configuration(c, sm) for c in SHIPPING[name](dtype, sm)]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[Lookup]:
+    """Compiled configurations of a `SHIPPING` entry; all of them are under way from the start."""
+    cases = [(name, dtype, sm) for name in SHIPPING for dtype in DTYPES for sm in SMS]
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        pending = {case: pool.submit(compile_all, *case) for case in cases}
+        yield lambda *case: pending[case].result()
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("sm", SMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp16", "bf16"])
 @pytest.mark.parametrize("name", SHIPPING)
-def test_ships(name: str, dtype: torch.dtype, sm: int) -> None:
+def test_ships(name: str, dtype: torch.dtype, sm: int, compiled: Lookup) -> None:
     for result in compiled(name, dtype, sm):
+        print(result.summary())
         assert result.spills == 0
         assert result.registers <= 255
         assert result.registers * result.warps * 32 <= 65536
@@ -71,7 +84,7 @@ def test_ships(name: str, dtype: torch.dtype, sm: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["attention_fill.d128", "attention.d128"])
-def test_hopper_uses_its_matrix_units_and_wide_copies(name: str) -> None:
+def test_hopper_uses_its_matrix_units_and_wide_copies(name: str, compiled: Lookup) -> None:
     for result in compiled(name, torch.bfloat16, 90):
         if "merge" not in result.name:
             assert "wgmma.mma_async" in result.ptx
@@ -81,7 +94,7 @@ def test_hopper_uses_its_matrix_units_and_wide_copies(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["rms_norm.llada", "rms_norm.dream", "swiglu.llada", "rope.d128", "sample_block.llada"]
 )
-def test_rows_are_read_in_16_byte_pieces(name: str) -> None:
+def test_rows_are_read_in_16_byte_pieces(name: str, compiled: Lookup) -> None:
     first = compiled(name, torch.bfloat16, 90)[0]
     assert "ld.global.v4.b32" in first.ptx
     assert re.search(r"ld\.global\.b16", first.ptx) is None
@@ -90,7 +103,7 @@ def test_rows_are_read_in_16_byte_pieces(name: str) -> None:
 def test_spills_are_refused() -> None:
     base = attention_fill.configurations(torch.bfloat16, 128, 90)[0]
     greedy = Configuration(
-        base.name, base.kernel, base.arguments, {**base.constants, "KEYS": 128}, 4, 2
+        base.name, base.kernel, base.arguments, {**base.constants, "ROWS": 128, "KEYS": 128}, 4, 2
     )
     with pytest.raises(EngineError, match="spills"):
         compile_configuration(greedy, 90)

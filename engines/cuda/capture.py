@@ -1,7 +1,9 @@
 """CUDA graphs: capturing calls and timing the replays.
 
 PyTorch allows one capture at a time in a process, whatever the stream, so every capture of the
-toolkit takes the same lock. Replays and launches of other threads go on meanwhile.
+toolkit takes the same lock. Replays and launches of other threads go on meanwhile. Destroying a
+graph while another is captured invalidates the capture, so the garbage collector, which may find
+the graphs of a closed engine at any time, runs before a capture and not during it.
 
 Events around single launches overstate a short kernel by 15 to 40 microseconds; a graph over many
 calls does not. Who times rotates buffers larger than the L2 between the calls.
@@ -9,8 +11,10 @@ calls does not. Who times rotates buffers larger than the L2 between the calls.
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -28,7 +32,7 @@ def capture(calls: Sequence[Call], stream: torch.cuda.Stream, pool: Any = None) 
     which a capture allows. `pool` is a handle of `torch.cuda.graph_pool_handle`: graphs that share
     one must not run at the same time, and no tensor made in a capture may be needed after it.
     """
-    with torch.inference_mode(), _ONE_AT_A_TIME:
+    with torch.inference_mode(), _ONE_AT_A_TIME, _no_garbage_collection():
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             for call in calls:
@@ -39,6 +43,18 @@ def capture(calls: Sequence[Call], stream: torch.cuda.Stream, pool: Any = None) 
             for call in calls:
                 call()
     return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def replay_milliseconds(

@@ -28,9 +28,12 @@ from lacache_trt.plugins.attention.split import (
     store_token_major,
     workspace_elements,
 )
-from lacache_trt.plugins.attention.stream import empty_state, stream_runs
+from lacache_trt.plugins.attention.stream import (
+    empty_state,
+    stream_constants,
+    stream_runs,
+)
 from lacache_trt.plugins.triton_support import (
-    LOG2_E,
     POINTER_TYPES,
     Configuration,
     Tiles,
@@ -40,10 +43,8 @@ from lacache_trt.plugins.triton_support import (
     unspecialised,
 )
 
-WIDE = {89: Tiles(128, 32, 8, 2), 90: Tiles(128, 128, 8, 2)}
-NARROW = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 2)}
+TILES = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 3)}
 SPLIT = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 3)}
-WIDE_PROGRAMS = 330
 SPLIT_ROWS = 64  # up to this many query rows the keys are split
 
 
@@ -68,8 +69,8 @@ def attention_kernel(
     keys = tl.maximum(tl.load(valid_to + batch) - low, 0)
     maximum, total, acc = empty_state(ROWS, D)
     maximum, total, acc = stream_runs(
-        q_tile, k + kv_base, v + kv_base, low, keys, low, 0, maximum, total, acc, D, KEYS, SCALE
-    )
+        q_tile, k + kv_base, v + kv_base, low, keys, low, 0, maximum, total, acc, D, KEYS, SCALE,
+    )  # fmt: skip
     store_token_major(out, batch, head, heads, count, row, in_range, total, acc, D)
 
 
@@ -98,20 +99,12 @@ def attention_split_kernel(
     keys = tl.maximum(high - low, 0)
     maximum, total, acc = empty_state(ROWS, D)
     maximum, total, acc = stream_runs(
-        q_tile, k + kv_base, v + kv_base, low, keys, low, 0, maximum, total, acc, D, KEYS, SCALE
-    )
+        q_tile, k + kv_base, v + kv_base, low, keys, low, 0, maximum, total, acc, D, KEYS, SCALE,
+    )  # fmt: skip
     store_partial(
         workspace, first_row, row, in_range, chunk, chunks, rows.to(tl.int64),
         maximum, total, acc, D,
     )  # fmt: skip
-
-
-def choose_tiles(sm: int, heads: int, count: int) -> Tiles:
-    """Geometry of the tiled way; independent of the batch."""
-    table_sm = 90 if sm == 90 else 89
-    wide = WIDE[table_sm]
-    enough = ceil_div(count, wide.rows) * heads >= WIDE_PROGRAMS
-    return wide if enough else NARROW[table_sm]
 
 
 def chunks_for(count: int, length: int, heads: int, kv_heads: int, tile_rows: int) -> int:
@@ -145,11 +138,10 @@ def launch(
         _launch_split(q, k, v, valid_from, valid_to, workspace, out, tiles)
         return
     batch, heads, _, head_dim = q.shape
-    tiles = tiles or choose_tiles(device_sm(q), heads, count)
+    tiles = tiles or TILES[90 if device_sm(q) == 90 else 89]
     attention_kernel[(ceil_div(count, tiles.rows), heads, batch)](
         q, k, v, valid_from, valid_to, out, heads, k.shape[1], count, k.shape[2],
-        D=head_dim, ROWS=tiles.rows, KEYS=tiles.keys, SCALE=head_dim**-0.5 * LOG2_E,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        **stream_constants(tiles, head_dim), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 
 
@@ -165,8 +157,7 @@ def _launch_split(
     attention_split_kernel[(query_tiles * chunks, kv_heads, batch)](
         q, k, v, valid_from, valid_to, workspace,
         heads, kv_heads, count, length, chunks, chunk_size(length, chunks), batch * heads * count,
-        D=head_dim, ROWS=tiles.rows, KEYS=tiles.keys, SCALE=head_dim**-0.5 * LOG2_E,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        **stream_constants(tiles, head_dim), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     launch_merge(workspace, valid_from, out, count, chunks, head_dim, scatter=False)
 
@@ -186,12 +177,7 @@ def configurations(dtype: torch.dtype, head_dim: int, sm: int) -> list[Configura
             name=f"{name}.d{head_dim}.{dtype_label(dtype)}.{tiles.label}",
             kernel=kernel,
             arguments=arguments,
-            constants={
-                "D": head_dim,
-                "ROWS": tiles.rows,
-                "KEYS": tiles.keys,
-                "SCALE": head_dim**-0.5 * LOG2_E,
-            },
+            constants=stream_constants(tiles, head_dim),
             warps=tiles.warps,
             stages=tiles.stages,
         )
@@ -199,8 +185,7 @@ def configurations(dtype: torch.dtype, head_dim: int, sm: int) -> list[Configura
     tiled = inputs | {"out": pointer} | shape
     split = inputs | {"workspace": "*fp32"} | shape | chunking
     return [
-        instance("attention", attention_kernel, WIDE[sm], tiled),
-        instance("attention", attention_kernel, NARROW[sm], tiled),
+        instance("attention", attention_kernel, TILES[sm], tiled),
         instance("attention_split", attention_split_kernel, SPLIT[sm], split),
         *merge_configurations(dtype, head_dim, scatter=False),
     ]

@@ -8,7 +8,7 @@ either may be empty). Tiles that lie inside one run are streamed first without a
 of both runs, fewer than two tiles, is gathered together and masked. So the tile boundaries depend
 on the runs and not on the query tile, and every query row of a batch row sees the same order.
 
-Layout: q [ROWS, D] in registers or shared memory, k and v rows of D contiguous elements.
+Layout: q [ROWS, D], k and v rows of D contiguous elements.
 dtypes: q, k, v in T (fp16, bf16, fp32); products and state fp32; 2^(t-m) is rounded to T for the
 second product, whose relative error bound is therefore about 2 ulp of T.
 Source: FlashAttention-2's online softmax (Dao 2023), without the final division.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lacache_trt.plugins.triton_support import safe_anchor
+from lacache_trt.plugins.triton_support import LOG2_E, Tiles, safe_anchor
 
 
 @triton.jit
@@ -38,11 +38,10 @@ def stream_runs(
     REST_KEYS: tl.constexpr = 32,
 ):  # fmt: skip
     """Absorb the keys of both runs (starts and counts in rows of k_base) into the state."""
-    key = tl.arange(0, KEYS)
     column = tl.arange(0, D)
     a_tiles = a_count // KEYS
     b_tiles = b_count // KEYS
-    inside = key[:, None] * D + column[None, :]
+    inside = tl.arange(0, KEYS)[:, None] * D + column[None, :]
     for tile in range(0, a_tiles + b_tiles):
         start = tl.where(tile < a_tiles, a_start + tile * KEYS, b_start + (tile - a_tiles) * KEYS)
         k = tl.load(k_base + start * D + inside)
@@ -94,3 +93,13 @@ def outside_runs(low, high, block_start, block_stop):
 def normalised(total, acc):
     """acc / total, and 0 where no key was seen."""
     return acc * tl.where(total > 0.0, 1.0 / total, 0.0)[:, None]
+
+
+def stream_constants(tiles: Tiles, head_dim: int) -> dict[str, object]:
+    """The constants of a kernel that streams tiles."""
+    return {
+        "D": head_dim,
+        "ROWS": tiles.rows,
+        "KEYS": tiles.keys,
+        "SCALE": head_dim**-0.5 * LOG2_E,
+    }

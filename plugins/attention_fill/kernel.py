@@ -21,9 +21,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from lacache_trt.plugins.attention.stream import empty_state, outside_runs, stream_runs
+from lacache_trt.plugins.attention.stream import (
+    empty_state,
+    outside_runs,
+    stream_constants,
+    stream_runs,
+)
 from lacache_trt.plugins.triton_support import (
-    LOG2_E,
     POINTER_TYPES,
     Configuration,
     Tiles,
@@ -33,9 +37,7 @@ from lacache_trt.plugins.triton_support import (
     unspecialised,
 )
 
-WIDE = {89: Tiles(128, 32, 8, 2), 90: Tiles(128, 128, 8, 2)}
-NARROW = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 2)}
-WIDE_PROGRAMS = 330  # below this many wide tiles the narrow ones fill the device better
+TILES = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 3)}
 
 
 @unspecialised("heads", "kv_heads", "length", "block")
@@ -64,19 +66,11 @@ def attention_fill_kernel(
     maximum, total, acc = empty_state(ROWS, D)
     maximum, total, acc = stream_runs(
         q_tile, k + kv_base, v + kv_base, a_start, a_count, b_start, b_count,
-        maximum, total, acc, D, KEYS, SCALE,
+        maximum, total, acc, D, KEYS, SCALE
     )  # fmt: skip
     tl.store(fa_max + head_row + row, maximum * 0.6931471805599453, mask=in_range)
     tl.store(fa_sum + head_row + row, total, mask=in_range)
     tl.store(fa_acc + head_row * D + offsets, acc, mask=in_range[:, None])
-
-
-def choose_tiles(sm: int, heads: int, length: int) -> Tiles:
-    """The geometry for a shape; independent of the batch, so that a batch equals its rows."""
-    table_sm = 90 if sm == 90 else 89
-    wide = WIDE[table_sm]
-    enough = ceil_div(length, wide.rows) * heads >= WIDE_PROGRAMS
-    return wide if enough else NARROW[table_sm]
 
 
 def launch(
@@ -93,12 +87,11 @@ def launch(
 ) -> None:
     """Write the state (last three tensors). All tensors contiguous, indices int32."""
     batch, heads, length, head_dim = q.shape
-    tiles = tiles or choose_tiles(device_sm(q), heads, length)
+    tiles = tiles or TILES[90 if device_sm(q) == 90 else 89]
     attention_fill_kernel[(ceil_div(length, tiles.rows), heads, batch)](
         q, k, v, valid_from, valid_to, block_columns, fa_max, fa_sum, fa_acc,
         heads, k.shape[1], length, block_columns.shape[1],
-        D=head_dim, ROWS=tiles.rows, KEYS=tiles.keys, SCALE=head_dim**-0.5 * LOG2_E,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        **stream_constants(tiles, head_dim), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 
 
@@ -109,19 +102,14 @@ def configurations(dtype: torch.dtype, head_dim: int, sm: int) -> list[Configura
     arguments |= dict.fromkeys(("valid_from", "valid_to", "block_columns"), "*i32")
     arguments |= dict.fromkeys(("fa_max", "fa_sum", "fa_acc"), "*fp32")
     arguments |= dict.fromkeys(("heads", "kv_heads", "length", "block"), "i32")
+    tiles = TILES[sm]
     return [
         Configuration(
             name=f"attention_fill.d{head_dim}.{dtype_label(dtype)}.{tiles.label}",
             kernel=attention_fill_kernel,
             arguments=arguments,
-            constants={
-                "D": head_dim,
-                "ROWS": tiles.rows,
-                "KEYS": tiles.keys,
-                "SCALE": head_dim**-0.5 * LOG2_E,
-            },
+            constants=stream_constants(tiles, head_dim),
             warps=tiles.warps,
             stages=tiles.stages,
         )
-        for tiles in (WIDE[sm], NARROW[sm])
     ]

@@ -7,10 +7,10 @@ For row (b, r) with g = guide_row[b], cond = logits[b, r], un = logits[g, r], in
     token = argmax_v x_v + temperature[b] * gumbel  otherwise (`noise`);  ties: lowest id
     y = x with y[confidence_exclude_ids[b]] = -inf,     p = softmax(y)
     confidence = p[token]     margin = p_1 - p_2     neg_entropy = sum p log p
-NaN or +inf in x makes the three scores NaN (the token is then that of the finite logits).
+NaN or +inf in x makes the three scores NaN through the sums, and the token any valid id.
 
-Each program of the first kernel reduces CHUNK ids of one row to six numbers: best score, its id,
-the two largest y (as a multiset), and with m = max y
+Each program of the first kernel reduces CHUNK ids of one row to seven numbers: best score, its id
+and its x, the two largest y (as a multiset), and with m = max y
     l = sum e^(y - m)       a = sum (y - m) e^(y - m)
 The second kernel, one program per row, shifts them to the common maximum M: with d = m - M,
 l -> e^d l and a -> e^d (a + d l); then confidence = e^(y_token - M) / l,
@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lacache_trt.plugins.sample_block import noise
+from lacache_trt.plugins.sample_block.gumbel import gumbel_noise
 from lacache_trt.plugins.triton_support import (
     POINTER_TYPES,
     Configuration,
@@ -44,74 +44,44 @@ from lacache_trt.plugins.triton_support import (
 
 CHUNK = 2048
 WARPS = 4
-MERGE_WARPS = 4
-FIELDS = 6
-
-_P = tl.constexpr(noise.PRIME)
-_K0, _K1, _K2, _K3, _K4 = (tl.constexpr(key) for key in noise.KEYS)
+MERGE_WARPS = 1
+FIELDS = 7
 
 
 @triton.jit
-def _fold(value):
-    """A uint32 below 2^32 - 1 modulo 2^31 - 1."""
-    value = (value & _P) + (value >> 31)
-    return tl.where(value >= _P, value - _P, value)
+def _blanked(
+    x, ids, first_id, listed, batch, count, CHUNK: tl.constexpr, FINITE_ONLY: tl.constexpr
+):
+    """(x with -inf at the ids of row `batch` of a list [B, count], whether any was met).
+
+    The list is read 16 entries at a time and compared with the chunk's range; only a chunk that
+    holds a listed id compares every id. FINITE_ONLY leaves NaN and +inf as they are.
+    """
+    met = count < 0
+    for start in range(0, count, 16):
+        entry = start + tl.arange(0, 16)
+        found = tl.load(listed + batch * count + entry, mask=entry < count, other=-1)
+        inside = (found >= first_id) & (found < first_id + CHUNK)
+        if tl.max(inside.to(tl.int32), 0) > 0:
+            met = met | True
+            for index in range(start, tl.minimum(start + 16, count)):
+                here = ids == tl.load(listed + batch * count + index)
+                if FINITE_ONLY:
+                    here = here & (x < float("inf"))
+                x = tl.where(here, float("-inf"), x)
+    return x, met
 
 
 @triton.jit
-def _times(left, right):
-    """Product of two residues modulo 2^31 - 1, in 32-bit arithmetic."""
-    low = left * right
-    high = tl.umulhi(left, right)
-    return _fold((low & _P) + ((high << 1) | (low >> 31)))
+def _two_largest(first, second, other_first, other_second):
+    """The two largest of two pairs, the larger one of each first."""
+    middle = tl.maximum(tl.minimum(first, other_first), tl.maximum(second, other_second))
+    return tl.maximum(first, other_first), middle
 
 
 @triton.jit
-def _mix(state, word, KEY: tl.constexpr):
-    """(state + word + KEY)^5 modulo 2^31 - 1."""
-    total = _fold(_fold(state + word) + KEY)
-    square = _times(total, total)
-    return _times(_times(square, square), total)
-
-
-@triton.jit
-def _residue(word):
-    """A signed 32-bit word modulo 2^31 - 1, non-negative."""
-    wide = word.to(tl.int64)
-    wide = tl.where(wide < 0, wide + _P, wide)
-    wide = tl.where(wide < 0, wide + _P, wide)
-    return tl.where(wide >= _P, wide - _P, wide).to(tl.uint32)
-
-
-@triton.jit
-def gumbel_noise(seed, step, position, ids):
-    """Gumbel noise of each id in float32."""
-    state = _mix(_residue(seed), tl.zeros_like(_residue(seed)), _K0)
-    state = _mix(state, _residue(step), _K1)
-    state = _mix(state, _residue(position), _K2)
-    state = _mix(state, ids.to(tl.uint32), _K3)
-    state = _mix(state, tl.zeros_like(state), _K4)
-    uniform = ((state >> 8).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
-    return -tl.log(-tl.log(uniform))
-
-
-@triton.jit
-def _listed(ids, listed, batch, count):
-    """Where `ids` occur in row `batch` of a list [B, count] padded with -1."""
-    found = ids < 0
-    for entry in range(count):
-        found = found | (ids == tl.load(listed + batch * count + entry))
-    return found
-
-
-@triton.jit
-def _mixed_logits(cond_row, guide_row, ids, keep, guided, weight):
-    """x before suppression: the row's logits, or their mixture with the guide's."""
-    x = tl.load(cond_row + ids, mask=keep, other=float("-inf")).to(tl.float32)
-    if guided:
-        un = tl.load(guide_row + ids, mask=keep, other=0.0).to(tl.float32)
-        x = un + weight * (x - un)
-    return x
+def _add_pairs(left, right, other_left, other_right):
+    return left + other_left, right + other_right
 
 
 @unspecialised("rows_per_batch", "vocabulary", "suppressed", "excluded", "chunks")
@@ -125,90 +95,91 @@ def sample_chunk_kernel(
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     batch = row // rows_per_batch
-    guide = tl.load(guide_row + batch)
     if ALIGNED:  # the same value, visibly a multiple of 16: 16-byte loads
         vocabulary = vocabulary // 16 * 16
-    cond_offset = row.to(tl.int64) * vocabulary
-    guide_offset = (guide * rows_per_batch + row % rows_per_batch).to(tl.int64) * vocabulary
     lane = tl.arange(0, CHUNK)
-    ids = chunk * CHUNK + lane
+    first_id = chunk * CHUNK
+    ids = first_id + lane
     keep = ids < vocabulary
-    x = _mixed_logits(
-        logits + cond_offset, logits + guide_offset, ids, keep, guide != batch,
-        tl.load(cfg_scale + batch) + 1.0,
+    offset = row.to(tl.int64) * vocabulary
+    x = tl.load(logits + offset + ids, mask=keep, other=float("-inf")).to(tl.float32)
+    heat = tl.load(temperature + batch)
+    guide = tl.load(guide_row + batch)
+    if guide != batch:
+        offset = (guide * rows_per_batch + row % rows_per_batch).to(tl.int64) * vocabulary
+        un = tl.load(logits + offset + ids, mask=keep, other=0.0).to(tl.float32)
+        x = un + (tl.load(cfg_scale + batch) + 1.0) * (x - un)
+    x, _ = _blanked(x, ids, first_id, suppress_ids, batch, suppressed, CHUNK, False)
+    y, differs = _blanked(
+        x, ids, first_id, confidence_exclude_ids, batch, excluded, CHUNK, True
     )  # fmt: skip
-    x = tl.where(keep & ~_listed(ids, suppress_ids, batch, suppressed), x, float("-inf"))
-    bad = (x != x) | (x == float("inf"))
-    broken = tl.max(bad.to(tl.int32), 0) > 0
-    x = tl.where(bad, float("-inf"), x)
+
+    nothing = tl.full((CHUNK,), float("-inf"), tl.float32)
+    first, second = tl.reduce((y, nothing), 0, _two_largest)
+    shifted = y - safe_anchor(first)
+    shifted = tl.maximum(shifted, -200.0, propagate_nan=tl.PropagateNan.ALL)  # e^-200 is 0
+    weight = tl.exp(shifted)
+    total, moment = tl.reduce((weight, weight * shifted), 0, _add_pairs)
 
     score = x
-    heat = tl.load(temperature + batch)
+    best = first
     if heat > 0.0:
         score = x + heat * gumbel_noise(
             tl.load(seed + batch), tl.load(step + batch), tl.load(positions + row), ids
         )
-    best, best_lane = tl.max(score, 0, return_indices=True)
+    if (heat > 0.0) | differs:
+        best = tl.max(score, 0)
+    best_lane = tl.min(tl.where(score == best, lane, CHUNK), 0)
+    picked = best
+    if heat > 0.0:
+        picked = tl.max(tl.where(lane == best_lane, x, float("-inf")), 0)
 
-    y = tl.where(_listed(ids, confidence_exclude_ids, batch, excluded), float("-inf"), x)
-    first, first_lane = tl.max(y, 0, return_indices=True)
-    second = tl.max(tl.where(lane == first_lane, float("-inf"), y), 0)
-    shifted = y - safe_anchor(first)
-    weight = tl.exp(shifted)
-    total = tl.sum(weight, 0)
-    moment = tl.sum(tl.where(weight > 0.0, shifted * weight, 0.0), 0)
-
-    slot = workspace + row.to(tl.int64) * (6 * chunks) + chunk
+    slot = workspace + row.to(tl.int64) * (7 * chunks) + chunk
     tl.store(slot, best)
-    tl.store(slot + chunks, (chunk * CHUNK + best_lane).to(tl.float32))
-    tl.store(slot + 2 * chunks, first)
-    tl.store(slot + 3 * chunks, second)
-    tl.store(slot + 4 * chunks, tl.where(broken, float("nan"), total))
-    tl.store(slot + 5 * chunks, moment)
+    tl.store(slot + chunks, (first_id + best_lane).to(tl.float32))
+    tl.store(slot + 2 * chunks, picked)
+    tl.store(slot + 3 * chunks, first)
+    tl.store(slot + 4 * chunks, second)
+    tl.store(slot + 5 * chunks, total)
+    tl.store(slot + 6 * chunks, moment)
 
 
-@unspecialised("rows_per_batch", "vocabulary", "suppressed", "excluded", "chunks")
+@unspecialised("rows_per_batch", "vocabulary", "excluded", "chunks")
 def sample_merge_kernel(
-    logits, guide_row, cfg_scale, suppress_ids, confidence_exclude_ids, workspace,
-    token, confidence, margin, neg_entropy,
-    rows_per_batch, vocabulary, suppressed, excluded, chunks,
+    confidence_exclude_ids, workspace, token, confidence, margin, neg_entropy,
+    rows_per_batch, vocabulary, excluded, chunks,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (B * R,)."""
     row = tl.program_id(0)
-    batch = row // rows_per_batch
     lane = tl.arange(0, CHUNKS)
     keep = lane < chunks
-    slot = workspace + row.to(tl.int64) * (6 * chunks) + lane
+    slot = workspace + row.to(tl.int64) * (7 * chunks) + lane
     scores = tl.load(slot, mask=keep, other=float("-inf"))
     ids = tl.load(slot + chunks, mask=keep, other=16777216.0)
-    firsts = tl.load(slot + 2 * chunks, mask=keep, other=float("-inf"))
-    seconds = tl.load(slot + 3 * chunks, mask=keep, other=float("-inf"))
-    totals = tl.load(slot + 4 * chunks, mask=keep, other=0.0)
-    moments = tl.load(slot + 5 * chunks, mask=keep, other=0.0)
+    picked = tl.load(slot + 2 * chunks, mask=keep, other=float("-inf"))
+    firsts = tl.load(slot + 3 * chunks, mask=keep, other=float("-inf"))
+    seconds = tl.load(slot + 4 * chunks, mask=keep, other=float("-inf"))
+    totals = tl.load(slot + 5 * chunks, mask=keep, other=0.0)
+    moments = tl.load(slot + 6 * chunks, mask=keep, other=0.0)
 
-    best = tl.max(scores, 0)
-    chosen = tl.min(tl.where(scores == best, ids, 16777216.0), 0).to(tl.int32)
-    first, first_lane = tl.max(firsts, 0, return_indices=True)
-    runner_up = tl.where(lane == first_lane, float("-inf"), firsts)
-    second = tl.max(tl.maximum(runner_up, seconds), 0)
+    first, second = tl.reduce((firsts, seconds), 0, _two_largest)
     anchor = safe_anchor(first)
     shift = tl.where(firsts == float("-inf"), 0.0, firsts - anchor)
     factor = tl.where(firsts == float("-inf"), 0.0, tl.exp(shift))
-    total = tl.sum(totals * factor, 0)
-    moment = tl.sum(factor * (moments + shift * totals), 0)
-    broken = tl.max((totals != totals).to(tl.int32), 0) > 0
-    total = tl.where(broken, float("nan"), total)
+    total, moment = tl.reduce((totals * factor, factor * (moments + shift * totals)), 0, _add_pairs)
 
-    guide = tl.load(guide_row + batch)
-    guide_offset = (guide * rows_per_batch + row % rows_per_batch).to(tl.int64) * vocabulary
-    y = _mixed_logits(
-        logits + row.to(tl.int64) * vocabulary, logits + guide_offset, chosen,
-        chosen < vocabulary, guide != batch, tl.load(cfg_scale + batch) + 1.0,
-    )  # fmt: skip
-    removed = _listed(chosen, suppress_ids, batch, suppressed)
-    removed = removed | _listed(chosen, confidence_exclude_ids, batch, excluded)
-    y = tl.where(removed, float("-inf"), y)
+    best = tl.max(scores, 0)
+    lowest = tl.min(tl.where(scores == best, ids, 16777216.0), 0)
+    y = tl.max(tl.where(ids == lowest, picked, float("-inf")), 0)
+    chosen = tl.minimum(lowest.to(tl.int32), vocabulary - 1)
+    batch = row // rows_per_batch
+    for start in range(0, excluded, 16):
+        entry = start + tl.arange(0, 16)
+        found = tl.load(
+            confidence_exclude_ids + batch * excluded + entry, mask=entry < excluded, other=-1
+        )
+        y = tl.where(tl.max((found == chosen).to(tl.int32), 0) > 0, float("-inf"), y)
 
     tl.store(token + row, chosen)
     tl.store(confidence + row, tl.exp(y - first) / total)
@@ -254,8 +225,8 @@ def launch(
         CHUNK=chunk, ALIGNED=vocabulary % 16 == 0, num_warps=warps, num_stages=1,
     )  # fmt: skip
     sample_merge_kernel[(batch * rows,)](
-        logits, guide_row, cfg_scale, suppress_ids, confidence_exclude_ids, workspace,
-        token, confidence, margin, neg_entropy, *shape,
+        confidence_exclude_ids, workspace, token, confidence, margin, neg_entropy,
+        rows, vocabulary, confidence_exclude_ids.shape[1], chunks,
         CHUNKS=next_power_of_two(chunks), num_warps=MERGE_WARPS, num_stages=1,
     )  # fmt: skip
 
@@ -269,6 +240,8 @@ def configurations(dtype: torch.dtype, vocabulary: int) -> list[Configuration]:
     mixing = {"guide_row": "*i32", "cfg_scale": "*fp32"}
     mixing |= dict.fromkeys(("suppress_ids", "confidence_exclude_ids"), "*i32")
     mixing |= {"workspace": "*fp32"}
+    merged = {"confidence_exclude_ids": "*i32", "workspace": "*fp32"}
+    merge_scalars = {name: kind for name, kind in scalars.items() if name != "suppressed"}
     drawing = {"positions": "*i32", "temperature": "*fp32", "seed": "*i32", "step": "*i32"}
     outputs = {"token": "*i32"} | dict.fromkeys(("confidence", "margin", "neg_entropy"), "*fp32")
     label = f"v{vocabulary}.{dtype_label(dtype)}"
@@ -285,7 +258,7 @@ def configurations(dtype: torch.dtype, vocabulary: int) -> list[Configuration]:
         Configuration(
             name=f"sample_merge.{label}.c{capacity}",
             kernel=sample_merge_kernel,
-            arguments={"logits": pointer} | mixing | outputs | scalars,
+            arguments=merged | outputs | merge_scalars,
             constants={"CHUNKS": capacity},
             warps=MERGE_WARPS,
             stages=1,

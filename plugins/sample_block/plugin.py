@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lacache_trt.plugins.expressions import ceil_div, constant, dimension
+from lacache_trt.plugins.expressions import constant, dimension
 from lacache_trt.plugins.packing import InputRule, LaunchRule, OutputRule, PluginProgram
 from lacache_trt.plugins.sample_block.kernel import CHUNK, FIELDS, configurations
 
@@ -22,6 +22,7 @@ def plugin_program(dtype: torch.dtype, vocabulary: int, sm: int) -> PluginProgra
         "excluded": dimension("confidence_exclude_ids", 1),
         "chunks": chunks,
     }
+    merge_scalars = {name: value for name, value in scalars.items() if name != "suppressed"}
     first, merge = configurations(dtype, vocabulary)
     one = constant(1)
     return PluginProgram(
@@ -47,6 +48,6 @@ def plugin_program(dtype: torch.dtype, vocabulary: int, sm: int) -> PluginProgra
         workspace=batch * rows * chunks * (FIELDS * FLOAT_BYTES),
         launches=(
             LaunchRule(first, (chunks, batch * rows, one), scalars),
-            LaunchRule(merge, (batch * rows, one, one), scalars),
+            LaunchRule(merge, (batch * rows, one, one), merge_scalars),
         ),
     )

@@ -1,0 +1,27 @@
+"""A bundle's graph as TensorRT's parser gets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from lacache_trt.engines.tensorrt.attach_programs import AttachPrograms
+from lacache_trt.engines.tensorrt.cut_integer_chains import CutIntegerChains
+
+
+def prepare_graph(path: Path, plugin_sm: int | None) -> bytes:
+    """The ONNX model with its weights still in the bundle's weights file.
+
+    With `plugin_sm` the ops become plugins for that SM. Without it their functions are inlined:
+    the parser would do that by itself, but takes our `Attention` for the standard operator of that
+    name, because it looks at names and not at domains.
+    """
+    model = ir.load(path)
+    if plugin_sm is not None:
+        model = AttachPrograms(plugin_sm)(model).model
+    else:
+        model = CutIntegerChains()(InlinePass()(model).model).model
+    data: bytes = ir.to_proto(model).SerializeToString()
+    return data

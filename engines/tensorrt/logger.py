@@ -1,0 +1,42 @@
+"""Keeps TensorRT's last messages, so that a failure can say what TensorRT said."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+_KEPT = 12
+_LOG = logging.getLogger("lacache_trt.tensorrt")
+
+
+def new_logger(trt: Any) -> Any:
+    """A logger for `trt` with a method `last_errors`; everything goes to Python's logging too."""
+    levels = {
+        trt.ILogger.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.ERROR: logging.ERROR,
+        trt.ILogger.WARNING: logging.WARNING,
+        trt.ILogger.INFO: logging.INFO,
+        trt.ILogger.VERBOSE: logging.DEBUG,
+    }
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        """See `new_logger`."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self._errors: deque[str] = deque(maxlen=_KEPT)
+
+        def log(self, severity: Any, message: str) -> None:
+            """Called by TensorRT, from any thread."""
+            level = levels.get(severity, logging.INFO)
+            if level >= logging.ERROR:
+                self._errors.append(message)
+                level = logging.INFO  # a typed exception follows and carries the message
+            _LOG.log(level, "%s", message)
+
+        def last_errors(self) -> str:
+            """The last error messages, oldest first; empty if there were none."""
+            return "\n".join(self._errors)
+
+    return Logger()

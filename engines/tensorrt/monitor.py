@@ -1,0 +1,42 @@
+"""Shows a TensorRT build as stages of `lacache_trt.progress.Progress`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from lacache_trt.progress import Progress
+
+
+def new_monitor(trt: Any, progress: Progress, label: str) -> Any:
+    """An `IProgressMonitor` that reports the outermost phases; their inner ones nest in threads."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        """See `new_monitor`."""
+
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._lock = threading.Lock()
+            self._phase: str | None = None
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            """A phase of `num_steps` begins."""
+            with self._lock:
+                if not parent_phase:
+                    self._phase = phase_name
+                    progress.start(f"{label}: {phase_name[:1].lower()}{phase_name[1:]}", num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            """A step is done; False would cancel the build."""
+            with self._lock:
+                if phase_name == self._phase:
+                    progress.advance()
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            """A phase is done."""
+            with self._lock:
+                if phase_name == self._phase:
+                    self._phase = None
+
+    return Monitor()

@@ -1,0 +1,104 @@
+"""Optimisation profiles: the range of every symbolic size, and where TensorRT tunes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lacache_trt.contract import GraphSpec
+from lacache_trt.errors import CapacityError, InvalidRequestError
+
+SYMBOLS = ("B", "N", "Bk", "S", "E", "R")
+_SYNTAX = "B=1:1:4,N=64:512:2048,Bk=8:32:64 (each SIZE or MIN:OPT:MAX)"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Smallest, tuned and largest value of a size."""
+
+    low: int
+    tuned: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.tuned <= self.high < 2**31:
+            raise InvalidRequestError(
+                "a profile's sizes are not in order", got=str(self), expected="MIN <= OPT <= MAX"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.low}:{self.tuned}:{self.high}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The ranges of one optimisation profile, by symbol of the tensor contract."""
+
+    ranges: Mapping[str, Range]
+
+    def shapes(self, graph: GraphSpec) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Smallest, tuned and largest shape of every input of a graph."""
+        return {
+            tensor.name: tuple(
+                tuple(getattr(self._range(dim), end) for dim in tensor.shape)
+                for end in ("low", "tuned", "high")
+            )
+            for tensor in graph.inputs
+        }
+
+    def to_json(self) -> dict[str, list[int]]:
+        """For the manifest."""
+        return {name: [size.low, size.tuned, size.high] for name, size in self.ranges.items()}
+
+    def _range(self, dim: int | str) -> Range:
+        return self.ranges[dim] if isinstance(dim, str) else Range(dim, dim, dim)
+
+
+def default_ranges(max_length: int) -> dict[str, Range]:
+    """What a profile covers unless it says otherwise.
+
+    Up to 4 rows, all lengths that the model was made for, blocks of up to 128; the id lists and
+    the extra logit columns may be short, since the runtime pads them.
+    """
+    return {
+        "B": Range(1, 1, 4),
+        "N": Range(1, min(1024, max_length), max_length),
+        "Bk": Range(1, min(32, max_length), min(128, max_length)),
+        "S": Range(1, 1, 16),
+        "E": Range(1, 1, 16),
+        "R": Range(0, 0, min(128, max_length)),
+    }
+
+
+def parse_profiles(texts: Sequence[str], max_length: int) -> tuple[Profile, ...]:
+    """Profiles from `--profile` texts; one default profile if there are none.
+
+    Raises:
+        InvalidRequestError: a text is malformed.
+        CapacityError: a length is beyond what the model was made for.
+    """
+    profiles = tuple(_parse(text, max_length) for text in texts) or (
+        Profile(default_ranges(max_length)),
+    )
+    for profile in profiles:
+        if profile.ranges["N"].high > max_length:
+            raise CapacityError(
+                "a profile is longer than what the model was made for",
+                got=f"N={profile.ranges['N']}",
+                expected=f"at most {max_length}",
+            )
+    return profiles
+
+
+def _parse(text: str, max_length: int) -> Profile:
+    ranges = default_ranges(max_length)
+    for item in text.split(","):
+        found = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})(?::(\d{1,9}):(\d{1,9}))?\s*", item)
+        if found is None or found[1] not in SYMBOLS:
+            raise InvalidRequestError(
+                "the profile is not readable", got=repr(item), expected=_SYNTAX
+            )
+        low = int(found[2])
+        ranges[found[1]] = Range(low, int(found[3] or low), int(found[4] or low))
+    return Profile(ranges)
