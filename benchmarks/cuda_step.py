@@ -34,7 +34,7 @@ from llada_shape import (
     shallow,
 )
 from result_file import write_result
-from step_parts import attribution, floor_milliseconds, profile_tables
+from step_parts import attribution, floors, profile_tables
 from torch import Tensor
 
 from lacache_trt.engines.base import Canvas, Int, Session
@@ -126,21 +126,21 @@ def measure_floor(run: Run, rows: int, columns: int) -> dict[str, float]:
     """The floor of a case, and the step's ratio to it."""
     name = case_name(rows, columns)
     bucket = -(-columns // 64) * 64
-    floors = floor_milliseconds(run.config, run.weights, run.gemms, rows, bucket, run.repeats)
+    found = floors(run.config, run.weights, run.gemms, rows, bucket, run.repeats)
     step = run.metrics.get(f"h200.exact_reuse_ms.bf16.{name}", float("nan"))
     plain = run.metrics.get(f"h200.plain_ms.bf16.{name}", float("nan"))
     run.metrics |= {
-        f"h200.floor_ms.bf16.{name}": floors["exact"],
-        f"h200.plain_floor_ms.bf16.{name}": floors["plain"],
-        f"h200.exact_over_floor.bf16.{name}": step / floors["exact"],
+        f"h200.floor_ms.bf16.{name}": found["exact"],
+        f"h200.plain_floor_ms.bf16.{name}": found["plain"],
+        f"h200.exact_over_floor.bf16.{name}": step / found["exact"],
     }
     print(
-        f"B={rows} N={columns}: floor {floors['exact']:.3f} ms (layer 0 on the block's rows), "
-        f"{floors['plain']:.3f} (layer 0 in full); reuse / floor {step / floors['exact']:.3f}, "
-        f"plain / its floor {plain / floors['plain']:.3f}",
+        f"B={rows} N={columns}: floor {found['exact']:.3f} ms (layer 0 on the block's rows), "
+        f"{found['plain']:.3f} (layer 0 in full); reuse / floor {step / found['exact']:.3f}, "
+        f"plain / its floor {plain / found['plain']:.3f}",
         flush=True,
     )
-    return floors
+    return found
 
 
 def run_parts(run: Run, parts: Sequence[str], cases: Sequence[tuple[int, int]]) -> None:

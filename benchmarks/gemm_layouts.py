@@ -46,7 +46,8 @@ class Timer:
         try:
             return microseconds_per_call(calls, self.stream)
         except Exception as error:
-            self.failures.append(f"{label}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            first = (str(error).splitlines() or [""])[0][:200]
+            self.failures.append(f"{label}: {type(error).__name__}: {first}")
             print(f"FAILED {self.failures[-1]}", flush=True)
             return float("nan")
 

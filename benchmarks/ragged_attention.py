@@ -4,7 +4,7 @@ Token-major layout: q, k, v [B * N, H, d], as a fused projection gives them. A r
 sequences: for each row its pads and its real columns, with the boundaries
     [0, pad_0, N, N + pad_1, 2 N, ...]
 in device memory. Pads attend to pads, real columns to real columns, so that no mask is needed and
-every output row is written.
+every output row is written. The biased call adds -inf to the scores of the pads, [B, 1, 1, N].
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ HEADS, HEAD_DIM = 32, 128
 BF16 = torch.bfloat16
 L2_BYTES = 120 * 2**20
 TOLERANCE = 4e-3
+CHECKED_LENGTH = 320
 Call = Callable[[], object]
 
 
@@ -112,6 +113,19 @@ def flash_ragged(inputs: Inputs, bounds: Tensor, longest: int) -> Tensor:
     )[0]
 
 
+def bias_of(starts: Tensor, length: int) -> Tensor:
+    """-inf at the pads, 0 elsewhere: [B, 1, 1, N]."""
+    columns = torch.arange(length, device=starts.device)
+    bias = torch.zeros(len(starts), 1, 1, length, dtype=BF16, device=starts.device)
+    return bias.masked_fill_((columns < starts[:, None])[:, None, None], float("-inf"))
+
+
+def cudnn_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """cuDNN with a bias that removes the pads: [B, N, H, d]."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2)
+
+
 def ours(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     """This toolkit's kernel on head-major tensors: [B, N, H d]."""
     batch, heads, length, head_dim = q.shape
@@ -127,10 +141,11 @@ def attention_calls(case: RaggedCase) -> dict[str, list[Call]]:
     inputs = [make_inputs(case, seed) for seed in range(sets)]
     majors = [tuple(view.contiguous() for view in each.heads(case.batch)) for each in inputs]
     starts, bounds = case.starts(), case.boundaries()
-    ends = torch.full_like(starts, case.length)
+    ends, bias = torch.full_like(starts, case.length), bias_of(starts, case.length)
     calls: dict[str, list[Call]] = {
         "ours": [lambda m=m: ours(*m, starts, ends) for m in majors],
         "cudnn ragged": [lambda i=i: cudnn_ragged(i, bounds, case.length) for i in inputs],
+        "cudnn biased": [lambda m=m: cudnn_biased(*m, bias) for m in majors],
         "flash ragged": [lambda i=i: flash_ragged(i, bounds, case.length) for i in inputs],
     }
     if not case.pads:
@@ -165,11 +180,11 @@ def check_calls(device: str, pads: Sequence[int]) -> list[str]:
     """One line per way: error against float64, eagerly and replayed with other offsets."""
     lines = []
     for batch in (1, 3):
-        for name in ("ours", "cudnn ragged", "flash ragged"):
+        for name in ("ours", "cudnn ragged", "cudnn biased", "flash ragged"):
             try:
-                lines += _check_way(RaggedCase(batch, 320, 0, device), name, pads)
+                lines += _check_way(RaggedCase(batch, CHECKED_LENGTH, 0, device), name, pads)
             except Exception as error:
-                first = str(error).splitlines()[0]
+                first = (str(error).splitlines() or [""])[0][:200]
                 lines.append(f"FAILED {name} b{batch}: {type(error).__name__}: {first}")
     return lines
 
@@ -179,11 +194,12 @@ def _check_way(case: RaggedCase, name: str, pads: Sequence[int]) -> list[str]:
     inputs = make_inputs(case, 7)
     majors = tuple(view.contiguous() for view in inputs.heads(case.batch))
     starts, bounds = case.starts(), case.boundaries()
-    ends = torch.full_like(starts, case.length)
+    ends, bias = torch.full_like(starts, case.length), bias_of(starts, case.length)
     held: list[Tensor] = []
     ways: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: ours(*majors, starts, ends),
         "cudnn ragged": lambda: cudnn_ragged(inputs, bounds, case.length),
+        "cudnn biased": lambda: cudnn_biased(*majors, bias),
         "flash ragged": lambda: flash_ragged(inputs, bounds, case.length),
     }
     stream = torch.cuda.Stream()
@@ -193,6 +209,7 @@ def _check_way(case: RaggedCase, name: str, pads: Sequence[int]) -> list[str]:
         changed = RaggedCase(case.batch, case.length, pad, case.device)
         starts.copy_(changed.starts())
         bounds.copy_(changed.boundaries())
+        bias.copy_(bias_of(starts, case.length))
         with torch.inference_mode():
             held[-1].fill_(float("nan"))
         torch.cuda.synchronize()

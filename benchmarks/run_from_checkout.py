@@ -1,46 +1,48 @@
-"""Runs a script or a module straight from a checkout, with nothing installed.
+"""Runs Python from a checkout with nothing installed, here and in every process it starts.
 
     python3 benchmarks/run_from_checkout.py benchmarks/cuda_step.py --layers 4
     python3 benchmarks/run_from_checkout.py -m pytest -m gpu tests/test_cuda_engine.py
 
 The folders `export/`, `engines/` and `plugins/` are parts of the package `lacache_trt`; an
-installation maps them there. Without one, the root of the checkout joins the package's search
-path, so that `lacache_trt.engines` is found as `engines/` beside the package.
+installation maps them there. Here a temporary folder of links does, put on PYTHONPATH, while the
+working directory is kept off it (PYTHONSAFEPATH, Python 3.11 or newer).
 """
 
 from __future__ import annotations
 
-import runpy
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MAPPED = ("export", "engines", "plugins")
 
 
-def map_folders() -> None:
-    """Make `lacache_trt` and its mapped folders importable from the checkout."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    import lacache_trt
+def link_package(folder: Path) -> None:
+    """Make `folder`/lacache_trt look like the installed package."""
+    package = folder / "lacache_trt"
+    package.mkdir()
+    entries = [entry for entry in (ROOT / "lacache_trt").iterdir() if entry.name != "__pycache__"]
+    for entry in (*entries, *(ROOT / name for name in MAPPED)):
+        (package / entry.name).symlink_to(entry)
 
-    if str(ROOT) not in lacache_trt.__path__:
-        lacache_trt.__path__.append(str(ROOT))
 
-
-def main() -> None:
-    """Run what the command line names as `__main__`."""
-    arguments = sys.argv[1:]
-    if not arguments or arguments in (["-h"], ["--help"], ["-m"]):
-        sys.exit(__doc__)
-    map_folders()
-    if arguments[0] == "-m":
-        sys.argv = arguments[1:]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv = arguments
-    sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-    runpy.run_path(arguments[0], run_name="__main__")
+def main() -> int:
+    """Run the rest of the command line with this interpreter; returns its exit code."""
+    if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        link_package(Path(folder))
+        script = Path(sys.argv[1])
+        beside = [str(script.resolve().parent)] if script.is_file() else []
+        path = [folder, *beside, *filter(None, [os.environ.get("PYTHONPATH")])]
+        settings = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+        environment = os.environ | settings
+        return subprocess.run([sys.executable, *sys.argv[1:]], env=environment).returncode
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,11 +10,12 @@ from statistics import median
 
 import torch
 from llada_shape import BLOCK, greedy, masked_canvas, middle_block
-from step_variants import FullHead, FullLastLayer, UnfusedOps, floor_calls
+from step_variants import FullHead, FullLastLayer, UnfusedOps
 from torch import Tensor
 
 from lacache_trt.engines.cuda.capture import capture, replay_milliseconds
 from lacache_trt.engines.cuda.engine import device_model
+from lacache_trt.engines.cuda.floor import floor_milliseconds
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.model.programs import FillProgram, PlainProgram, ReuseProgram
@@ -25,17 +26,16 @@ Step = Callable[[], object]
 Weights = Mapping[str, Tensor]
 
 
-def floor_milliseconds(
+def floors(
     config: ModelConfig, weights: Weights, gemms: GemmTable, rows: int, columns: int, repeats: int
 ) -> dict[str, float]:
     """The floor of an exact step and of a step without caches."""
-    stream = torch.cuda.Stream()
     found = {}
     for name, full in (("exact", False), ("plain", True)):
-        calls = floor_calls(config, weights, gemms, rows, columns, BLOCK, full_first_layer=full)
-        graph = capture(calls, stream)
-        found[name] = median(replay_milliseconds(graph, stream, repeats))
-        del graph, calls
+        sizes = (rows, columns, BLOCK)
+        found[name] = floor_milliseconds(
+            config, weights, gemms, sizes, repeats, full_first_layer=full
+        )
         torch.cuda.empty_cache()
     return found
 

@@ -1,25 +1,18 @@
-"""The denoising step with one thing switched off at a time, and the floor below all of them.
+"""The denoising step with one thing switched off at a time.
 
-    exact            `ReuseProgram`: what the engine runs
-    last layer full  the last layer on every row, the head and the sampler on the block's
-    head full        the last layer, the head and the sampler on every row
-    no caches        `PlainProgram`: the cuts of `exact`, but layer 0 computed anew
-    unfused          `exact` with norm, RoPE and SwiGLU from plain torch operators
-    eager            `exact` without a graph
-The floor holds the step's GEMMs and cuDNN attention and nothing else.
+exact            `ReuseProgram`: what the engine runs
+last layer full  the last layer on every row, the head and the sampler on the block's
+head full        the last layer, the head and the sampler on every row
+no caches        `PlainProgram`: the cuts of `exact`, but layer 0 computed anew
+unfused          `exact` with residual adds, norm, RoPE and SwiGLU as torch operators
+eager            `exact` without a graph
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-import torch
-from ragged_attention import sdpa
 from torch import Tensor
 
-from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.engines.cuda.ops import CudaOps
-from lacache_trt.model.config import ModelConfig
 from lacache_trt.model.ops import TorchOps
 from lacache_trt.model.programs import ReuseProgram, rows_of
 
@@ -97,54 +90,3 @@ class FullHead(FullLastLayer):
         self, logits: Tensor, positions: Tensor, block_columns: Tensor, sampling: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         return self.model.ops.sample_block(logits, positions, *sampling)
-
-
-def floor_calls(
-    config: ModelConfig,
-    weights: Mapping[str, Tensor],
-    gemms: GemmTable,
-    rows: int,
-    columns: int,
-    block: int,
-    *,
-    full_first_layer: bool = False,
-) -> list[Callable[[], object]]:
-    """The GEMMs and the attention of one exact step, on fixed random inputs.
-
-    `full_first_layer` counts layer 0 on every row, as a step without caches computes it.
-    """
-    device, dtype = weights["embed.weight"].device, weights["embed.weight"].dtype
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, dtype=dtype)
-
-    many, few = rows * columns, rows * block
-    inputs = {
-        (m, width): draw(m, width)
-        for m in (many, few)
-        for width in (config.hidden_size, config.query_size, config.intermediate_size)
-    }
-    heads = (rows, config.num_kv_heads, columns, config.head_dim)
-    k, v = draw(*heads), draw(*heads)
-    q = {m: draw(rows, config.num_heads, m // rows, config.head_dim) for m in (many, few)}
-    calls: list[Callable[[], object]] = []
-
-    def linear(name: str, m: int) -> None:
-        weight = weights[name]
-        calls.append(lambda: gemms.multiply(inputs[m, weight.shape[0]], weight))
-
-    for layer in range(config.num_layers):
-        prefix, last = f"layers.{layer}.", 0 < layer == config.num_layers - 1
-        first = few if layer == 0 and not full_first_layer else many
-        after = few if last else many
-        if last:
-            linear(prefix + "kv.weight", many)
-            linear(prefix + "q.weight", few)
-        else:
-            linear(prefix + "qkv.weight", first)
-        queries = q[few if last else first]
-        calls.append(lambda queries=queries: sdpa(queries, k, v))
-        for name in ("attn_out", "gate_up", "down"):
-            linear(f"{prefix}{name}.weight", after)
-    linear("head.weight", few)
-    return calls

@@ -36,30 +36,24 @@ def bench_engine(
     timings: list[CacheTiming] = []
     with Runtime.load(directory) as runtime:
         model = runtime.engine.config
-        prompts = _random_prompts(model, settings)
+        prompts = random_prompts(model, settings)
         for chosen in configs:
             progress.start(f"cache {chosen.cache}", settings.warmup + settings.repeats)
             runs = _runs(runtime, prompts, chosen, settings, progress)
             baseline = timings[0].ms_per_step if timings else None
             timings.append(_timing(runs, chosen, settings, model, baseline))
         engine, device = runtime.engine.name, runtime.engine.device
-    machine: dict[str, object] = {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-    }
     return BenchReport(
         engine,
         device,
         lacache_trt.__version__,
-        machine,
-        _workload(settings, config),
+        machine_facts(),
+        workload_facts(settings, config),
         tuple(timings),
     )
 
 
-def _random_prompts(model: ModelConfig, settings: BenchSettings) -> list[list[int]]:
+def random_prompts(model: ModelConfig, settings: BenchSettings) -> list[list[int]]:
     """Seeded token ids without the mask and the end tokens."""
     ordinary = np.setdiff1d(np.arange(model.vocab_size), [model.mask_id, *model.eos_ids])
     drawn = np.random.default_rng(0).choice(ordinary, (settings.batch, settings.prompt_length))
@@ -111,7 +105,8 @@ def _timing(
     )
 
 
-def _workload(settings: BenchSettings, config: GenerationConfig) -> dict[str, object]:
+def workload_facts(settings: BenchSettings, config: GenerationConfig) -> dict[str, object]:
+    """What is decoded; two reports are comparable if these agree."""
     return {
         "batch": settings.batch,
         "prompt_length": settings.prompt_length,
@@ -120,6 +115,16 @@ def _workload(settings: BenchSettings, config: GenerationConfig) -> dict[str, ob
         "steps": config.steps,
         "policy": config.policy,
         "repeats": settings.repeats,
+    }
+
+
+def machine_facts() -> dict[str, object]:
+    """What the host is."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
     }
 
 

@@ -79,3 +79,64 @@ class BenchReport:
     machine: dict[str, object]
     workload: dict[str, object]
     timings: tuple[CacheTiming, ...]
+
+
+@dataclass(frozen=True)
+class GraphTiming:
+    """One graph of an engine.
+
+    Attributes:
+        graph: fill, reuse or plain.
+        wall_ms: median milliseconds that a caller waits.
+        wall_ms_p95: 95th percentile of the same.
+        device_ms: median milliseconds on the device, where the engine can tell.
+        floor_ms: the matrix products and the attention alone, where the engine can tell.
+    """
+
+    graph: str
+    wall_ms: float
+    wall_ms_p95: float
+    device_ms: float | None
+    floor_ms: float | None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What single calls take, on what."""
+
+    engine: str
+    device: str
+    toolkit_version: str
+    machine: dict[str, object]
+    workload: dict[str, object]
+    cache_bytes: int
+    timings: tuple[GraphTiming, ...]
+
+
+@dataclass(frozen=True)
+class KernelTiming:
+    """One kernel or library call at one shape.
+
+    Attributes:
+        kernel: name and shape.
+        microseconds: median device time, cold weights.
+        tflops: rate of the multiplications and additions, in TFLOP/s.
+        gbps: bytes that have to move at least, per second, in GB/s.
+    """
+
+    kernel: str
+    microseconds: float
+    tflops: float
+    gbps: float
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What the kernels of an engine take, on what."""
+
+    engine: str
+    device: str
+    toolkit_version: str
+    machine: dict[str, object]
+    workload: dict[str, object]
+    timings: tuple[KernelTiming, ...]

@@ -23,6 +23,11 @@ class Gpu:
     compute_capability: str
     memory_bytes: int
 
+    @property
+    def sm(self) -> int:
+        """The compute capability as one number: 89, 90."""
+        return int(self.compute_capability.replace(".", ""))
+
 
 @dataclass(frozen=True)
 class GpuReport:

@@ -392,7 +392,7 @@ def test_doctor_gives_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bench(runtime: FakeRuntime, tmp_path: Path) -> None:
-    arguments = ["bench", "e", "--prompt-length", "4", "--repeats", "2", *SMALL]
+    arguments = ["bench", "generate", "e", "--prompt-length", "4", "--repeats", "2", *SMALL]
     result = invoke(*arguments, "--json", "--save-result", tmp_path / "b.json")
     report = json.loads(result.stdout)
     assert json.loads((tmp_path / "b.json").read_text()) == report
@@ -401,8 +401,8 @@ def test_bench(runtime: FakeRuntime, tmp_path: Path) -> None:
     assert report["timings"][0]["ms_per_fill"] == pytest.approx(1.0)
     assert all(not call[1].stop_at_eos for call in runtime.calls)
     assert "speedup" in invoke(*arguments).stdout
-    assert invoke("bench", "e", "--batch", "0").exit_code == 2
-    assert invoke("bench", "e", "--caches", "fast").exit_code == 2
+    assert invoke("bench", "generate", "e", "--batch", "0").exit_code == 2
+    assert invoke("bench", "generate", "e", "--caches", "fast").exit_code == 2
 
 
 # Whole processes

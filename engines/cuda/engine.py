@@ -15,7 +15,7 @@ from lacache_trt.engines.base import Capabilities
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, lane_bytes
 from lacache_trt.engines.cuda.ops import CudaOps
-from lacache_trt.engines.cuda.session import CudaSession
+from lacache_trt.engines.cuda.session import BUCKET, CudaSession
 from lacache_trt.errors import ArtifactError, CapacityError, EngineError, MissingDependencyError
 from lacache_trt.model.config import ModelConfig, parameter_shapes
 from lacache_trt.model.transformer import Transformer
@@ -81,6 +81,7 @@ class CudaEngine:
         self.config = config
         self.device = torch.cuda.get_device_name()
         self._model: Transformer | None = device_model(config, weights, gemms)
+        self._gemms = gemms
         self._element_bytes = weights["embed.weight"].element_size()
         self._stream = torch.cuda.Stream()
         # The weights may still be on their way on the stream that loaded them.
@@ -136,6 +137,15 @@ class CudaEngine:
                 raise EngineError(
                     f"the device failed in the graph {name!r}", got=str(error).strip()
                 ) from error
+
+    def floor_milliseconds(self, rows: int, columns: int, block: int, repeats: int) -> float:
+        """Device time of a step's GEMMs and attention alone; see `floor`."""
+        from lacache_trt.engines.cuda.floor import floor_milliseconds
+
+        model = self._require_open()
+        weights = {name: model.weight(name) for name in parameter_shapes(self.config)}
+        sizes = (rows, -(-columns // BUCKET) * BUCKET, block)
+        return floor_milliseconds(self.config, weights, self._gemms, sizes, repeats)
 
     def close(self) -> None:
         """Release weights, lanes and graphs; calls in flight end with `EngineError`."""

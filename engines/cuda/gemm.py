@@ -22,6 +22,7 @@ from lacache_trt.model.config import ModelConfig, parameter_shapes
 
 ROW_CEILINGS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 _COLD_BYTES = 256 * 2**20
+_MOST_COPIES = 16
 
 
 @contextmanager
@@ -79,7 +80,8 @@ class GemmTable:
             fields = row if isinstance(row, dict) else {}
             name = fields.get("implementation")
             numbers: list[Any] = [fields.get(key) for key in ("k", "n", "m_up_to")]
-            if name not in IMPLEMENTATIONS or not all(type(value) is int for value in numbers):
+            known = isinstance(name, str) and name in IMPLEMENTATIONS
+            if not known or not all(type(value) is int for value in numbers):
                 raise ArtifactError(
                     "the GEMM table of the manifest is malformed",
                     got=row,
@@ -87,7 +89,7 @@ class GemmTable:
                     fix="build the engine again",
                 )
             k, n, ceiling = numbers
-            entries.setdefault((k, n), {})[ceiling] = name
+            entries.setdefault((k, n), {})[ceiling] = str(name)
         return cls(entries)
 
 
@@ -111,7 +113,7 @@ def measure_table(
     entries: dict[tuple[int, int], dict[int, str]] = {}
     stream = torch.cuda.Stream()
     for k, n in weight_shapes(config):
-        copies = max(1, _COLD_BYTES // (k * n * dtype.itemsize))
+        copies = max(1, min(_MOST_COPIES, _COLD_BYTES // (k * n * dtype.itemsize)))
         weights = [torch.randn(k, n, device="cuda", dtype=dtype) for _ in range(copies)]
         for ceiling in ceilings:
             rows = torch.randn(ceiling, k, device="cuda", dtype=dtype)

@@ -2,60 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lacache_trt.bench_report import BenchReport, BenchSettings
+from lacache_trt.bench_report import BenchReport, BenchSettings, KernelReport, StepReport
 from lacache_trt.cli.command import WithoutFlags, verb
 from lacache_trt.cli.output import Output
 from lacache_trt.generation import GenerationConfig
+
+if TYPE_CHECKING:
+    from lacache_trt.bench_compare import Change
+
+Report = BenchReport | StepReport | KernelReport
+
+
+class Subject(str, Enum):
+    """What to measure."""
+
+    generate = "generate"
+    step = "step"
+    kernels = "kernels"
 
 
 @verb
 def bench(
     output: Output,
+    subject: Annotated[
+        Subject,
+        typer.Argument(
+            help="generate: ms per denoising step for each cache, fills counted; "
+            "step: fill, reuse and plain one by one; kernels: what a CUDA engine launches."
+        ),
+    ],
     engines: Annotated[Path, typer.Argument(metavar="ENGINES", help="Engine directory.")],
     config: Annotated[GenerationConfig, WithoutFlags(("cache", "stop_at_eos"))],
     workload: BenchSettings,
     save_result: Annotated[
         Path | None, typer.Option("--save-result", help="Also write the report as JSON.")
     ] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", help="A saved report to show the changes against.")
+    ] = None,
 ) -> None:
-    """Measure milliseconds per denoising step for each cache, fills counted, in one run."""
+    """Measure an engine: whole generations, single steps or kernels; every number in one run."""
     import json
     from dataclasses import asdict
 
-    from lacache_trt.bench import bench_engine
-
     with output.progress() as progress:
-        report = bench_engine(engines, workload, config, progress)
-    data = asdict(report)
+        report = _measurement(subject)(engines, workload, config, progress)
+    data: dict[str, Any] = asdict(report)
+    changes = []
+    if compare is not None:
+        from lacache_trt.bench_compare import compare as compared
+
+        changes = compared(compare, data)
+        data["changes"] = [asdict(change) for change in changes]
     if save_result is not None:
         save_result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    output.result(data, lambda: _show(report))
+    output.result(data, lambda: _show(report, changes))
 
 
-def _show(report: BenchReport) -> None:
-    from lacache_trt.cli.tables import human_bytes, key_values, one_line, table
+def _measurement(subject: Subject) -> Callable[..., Report]:
+    if subject is Subject.generate:
+        from lacache_trt.bench import bench_engine
+
+        return bench_engine
+    if subject is Subject.step:
+        from lacache_trt.bench_steps import bench_steps
+
+        return bench_steps
+    from lacache_trt.engines.cuda.kernel_times import bench_kernels
+
+    return bench_kernels
+
+
+def _show(report: Report, changes: Sequence[Change]) -> None:
+    from lacache_trt.cli.tables import key_values, one_line, table
 
     key_values(
         f"{report.engine} on {report.device}",
         {"machine": one_line(report.machine), "workload": one_line(report.workload)},
     )
     print()
-    columns = ("cache", "ms/step", "ms/fill", "ms/block", "tokens/s", "caches", "speedup")
-    rows = [
+    table("timings", *_timings(report))
+    if changes:
+        rows = [(change.name, change.old, change.new, change.ratio) for change in changes]
+        table("changes", ("number", "old", "new", "new / old"), rows)
+
+
+def _timings(report: Report) -> tuple[Sequence[str], Iterable[Sequence[object]]]:
+    from lacache_trt.cli.tables import human_bytes
+
+    if isinstance(report, StepReport):
+        columns = ("graph", "ms", "p95", "ms on device", "floor", "device / floor")
+        return columns, [
+            (t.graph, t.wall_ms, t.wall_ms_p95, *_on_device(t.device_ms, t.floor_ms))
+            for t in report.timings
+        ]
+    if isinstance(report, KernelReport):
+        return ("kernel", "us", "TFLOP/s", "GB/s"), [
+            (t.kernel, t.microseconds, t.tflops, t.gbps) for t in report.timings
+        ]
+    names = ("cache", "ms/step", "ms/fill", "ms/block", "tokens/s", "caches", "speedup")
+    return names, [
         (
-            timing.cache,
-            round(timing.ms_per_step, 3),
-            round(timing.ms_per_fill, 3),
-            round(timing.block_ms_median, 2),
-            round(timing.tokens_per_second, 1),
-            human_bytes(timing.cache_bytes),
-            round(timing.speedup, 3),
+            t.cache,
+            round(t.ms_per_step, 3),
+            round(t.ms_per_fill, 3),
+            round(t.block_ms_median, 2),
+            round(t.tokens_per_second, 1),
+            human_bytes(t.cache_bytes),
+            round(t.speedup, 3),
         )
-        for timing in report.timings
+        for t in report.timings
     ]
-    table("timings", columns, rows)
+
+
+def _on_device(device: float | None, floor: float | None) -> tuple[object, object, object]:
+    ratio = device / floor if device is not None and floor else None
+    return tuple("-" if value is None else value for value in (device, floor, ratio))  # type: ignore[return-value]

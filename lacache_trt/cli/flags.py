@@ -19,7 +19,7 @@ import typer
 from lacache_trt.errors import InvalidRequestError
 
 Options = TypeVar("Options")
-_OWN_NAMES = {"overwrite": "--force", "max_length": "--max-seq-len"}
+_OWN_NAMES = {"overwrite": "--force", "max_length": "--max-seq-len", "profiles": "--profile"}
 _ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}\S.*)*)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[^A-Z])\. |[.:]?$")
 
@@ -28,9 +28,9 @@ _SENTENCE = re.compile(r"(?<=[^A-Z])\. |[.:]?$")
 class _Flag:
     """How a field looks on the command line and how its text becomes a value."""
 
-    kind: type
+    kind: Any
     metavar: str | None = None
-    convert: Callable[[str], object] | None = None
+    convert: Callable[[Any], object] | None = None
 
 
 class FlagGroup(Generic[Options]):
@@ -60,7 +60,7 @@ class FlagGroup(Generic[Options]):
         name = _OWN_NAMES.get(field.name, "--" + field.name.replace("_", "-"))
         if flag.kind is bool and name != "--force":
             name = f"{name}/--no-{field.name.replace('_', '-')}"
-        shown = "" if field.default in (None, False) else f" [default: {_spelling(field.default)}]"
+        shown = "" if field.default in (None, False, ()) else f" [default: {_spelling(field.default)}]"
         option = typer.Option(name, help=text + shown, metavar=flag.metavar, show_default=False)
         return inspect.Parameter(
             field.name,
@@ -91,6 +91,8 @@ def _flag(hint: Any) -> _Flag:
     members = [member for member in _members(hint) if member is not type(None)]
     if get_origin(hint) is Literal or get_origin(members[0]) is Literal:
         return _Flag(str, "|".join(map(str, get_args(members[0]))))
+    if get_args(members[0]) == (str, ...):
+        return _Flag(list[str], "TEXT", tuple)
     if int in members and any(get_origin(member) is tuple for member in members):
         return _Flag(str, "INTEGER[,...]", _integers)
     return _Flag(members[0])

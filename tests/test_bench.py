@@ -1,0 +1,61 @@
+"""Benchmarks of single steps on a real engine, and the comparison of two reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from built import Built
+
+from lacache_trt.bench_compare import compare
+from lacache_trt.bench_report import BenchSettings
+from lacache_trt.bench_steps import CALLS_PER_REPEAT, bench_steps
+from lacache_trt.errors import ArtifactError, InvalidRequestError
+from lacache_trt.generation import GenerationConfig
+
+CONFIG = GenerationConfig(gen_length=16, block_length=8, steps=4)
+SETTINGS = BenchSettings(batch=2, prompt_length=5, repeats=1, warmup=0)
+
+
+def test_steps_of_an_engine_without_device_times(models: Callable[[str], Built]) -> None:
+    report = bench_steps(models("llada").engine, SETTINGS, CONFIG)
+    assert report.engine == "onnxruntime"
+    assert [timing.graph for timing in report.timings] == ["fill", "reuse", "plain"]
+    assert all(timing.wall_ms >= 0 for timing in report.timings)
+    assert report.timings[1].wall_ms_p95 >= report.timings[1].wall_ms > 0
+    assert {timing.device_ms for timing in report.timings} == {None}
+    assert report.cache_bytes == 2 * 21 * _bytes_per_token(models("llada"))
+    assert CALLS_PER_REPEAT >= 5
+
+
+def _bytes_per_token(built: Built) -> int:
+    from lacache_trt.artifacts import load_manifest
+
+    return load_manifest(built.engine).model.cache_bytes_per_token(4)
+
+
+def test_changes_are_named_by_what_was_timed(
+    models: Callable[[str], Built], tmp_path: Path
+) -> None:
+    report = bench_steps(models("llada").engine, SETTINGS, CONFIG)
+    halved = replace(
+        report,
+        timings=tuple(replace(timing, wall_ms=timing.wall_ms / 2) for timing in report.timings),
+    )
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps(asdict(halved)))
+    changes = {change.name: change for change in compare(old, asdict(report))}
+    assert changes["reuse.wall_ms"].ratio == pytest.approx(2)
+    assert changes["reuse.wall_ms_p95"].ratio == pytest.approx(1)
+    assert "reuse.device_ms" not in changes
+    more = asdict(replace(report, workload={**report.workload, "repeats": 9}))
+    assert len(compare(old, more)) == len(changes)
+    other = asdict(replace(report, workload={**report.workload, "batch": 3}))
+    with pytest.raises(InvalidRequestError, match="another workload"):
+        compare(old, other)
+    old.write_text("[]")
+    with pytest.raises(ArtifactError):
+        compare(old, asdict(report))
