@@ -9,7 +9,7 @@ TESTS ?=
 THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench format clean
+.PHONY: help setup demo test lint bench format plugin-headers clean
 
 help:
 	@echo "make demo    export, build and run the model that ships"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure ms per step on the CPU"
 	@echo "make format  rewrite the code in the house format"
+	@echo "make plugin-headers  fetch TensorRT's headers, to compile the plugins without TensorRT"
 
 setup: $(VENV)/.ready
 
@@ -28,7 +29,7 @@ $(VENV)/.ready: $(VENV)/.requirements pyproject.toml
 $(VENV)/.requirements: requirements-dev.txt requirements-kernels.txt requirements-trt.txt | $(BIN)/python
 	@echo "installing the pinned packages; this takes some minutes the first time"
 	@$(PIP) install --quiet -r requirements-dev.txt
-	@$(PIP) install --quiet --no-deps -r requirements-kernels.txt
+	@$(PIP) install --quiet --no-deps -r requirements-kernels.txt -r requirements-trt.txt
 	@touch $@
 
 $(BIN)/python:
@@ -64,8 +65,14 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# TensorRT's C++ headers come with a package; its own dependencies are not wanted.
+plugin-headers: $(BIN)/python
+	$(PIP) install --quiet --no-deps --upgrade --target .plugin-headers \
+	    "$$(grep '^kernel-lens==' requirements-trt.txt)"
+	@echo "headers in .plugin-headers; next: lacache-trt plugins build"
+
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/cpu_steps.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .plugin-headers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -121,7 +121,7 @@ def test_deadline(usable_after: Runtime) -> None:
     with pytest.raises(DeadlineExceededError) as caught:
         slow.generate(PROMPT, config)
     assert isinstance(caught.value, CancelledError)
-    assert 1 <= engine.steps <= 3
+    assert engine.steps <= 3
     assert engine.opened == engine.closed_sessions == 1
     relaxed = GenerationConfig(gen_length=8, block_length=8, steps=8, deadline_s=60)
     assert slow.generate(PROMPT, relaxed)
