@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 from lacache_trt.artifacts import Manifest, load_manifest, publish_directory, write_manifest
 from lacache_trt.engines.base import Engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.engines.registry import ENGINES, resolve
+from lacache_trt.engines.registry import ENGINES, resolve, resolve_for_build
 from lacache_trt.errors import ArtifactError
 from lacache_trt.progress import Progress, SilentProgress
+from lacache_trt.publish import refuse_overlap
 
 _TEXT_FILES = ("tokenizer.json", "text.json")
 
@@ -46,12 +47,14 @@ def build_engine(
     Raises:
         MissingDependencyError: the engine cannot be built on this machine.
         ArtifactError: the bundle is incomplete or was changed.
-        OutputError: `out` exists already or cannot be written.
+        OutputError: `out` exists already, overlaps the bundle or cannot be written.
     """
     options = options or BuildOptions()
     progress = progress or SilentProgress()
     started = time.monotonic()
-    entry = resolve(options.engine)
+    entry = resolve_for_build(options.engine, options.tensorrt.sm)
+    options = replace(options, engine=entry.name)
+    refuse_overlap(Path(out), Path(bundle))
     source = load_manifest(Path(bundle), "bundle", progress=progress)
     with publish_directory(Path(out), overwrite=options.overwrite) as directory:
         body = import_module(entry.module).build(source, directory, options, progress)
@@ -68,12 +71,12 @@ def build_engine(
 def load_engine(manifest: Manifest) -> Engine:
     """Open a checked engine directory with the engine that its manifest names."""
     name = manifest.body.get("engine")
-    if name not in ENGINES:
+    if not isinstance(name, str) or name not in ENGINES:
         raise ArtifactError(
             "the manifest names an unknown engine",
             got=repr(name),
             expected=", ".join(ENGINES),
             fix="build it again with this version",
         )
-    engine: Engine = import_module(resolve(str(name)).module).load(manifest)
+    engine: Engine = import_module(resolve(name).module).load(manifest)
     return engine

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lacache_trt.engines.registry import AUTO, ENGINES
+from lacache_trt.engines.registry import AUTO, ENGINES, TENSORRT_ENGINES
+from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.errors import InvalidRequestError
 
 MAX_THREADS = 4096
@@ -18,11 +19,13 @@ class BuildOptions:
         engine: a name of `registry.ENGINES`; `auto` is TensorRT, else TensorRT-RTX.
         overwrite: replace an engine directory that stands at the output path.
         threads: threads of an engine that runs on the CPU; by default the engine decides.
+        tensorrt: options that only TensorRT and TensorRT-RTX have.
     """
 
     engine: str = AUTO
     overwrite: bool = False
     threads: int | None = None
+    tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
 
     def __post_init__(self) -> None:
         if self.engine != AUTO and self.engine not in ENGINES:
@@ -36,4 +39,10 @@ class BuildOptions:
                 "threads is not a sensible number",
                 got=repr(self.threads),
                 expected=f"1 to {MAX_THREADS}",
+            )
+        if self.engine not in (AUTO, *TENSORRT_ENGINES) and self.tensorrt != TensorRTOptions():
+            raise InvalidRequestError(
+                f"the {self.engine} engine has no TensorRT options",
+                got=", ".join(self.tensorrt.changed()),
+                fix=f"leave them out, or choose --engine {' or '.join(TENSORRT_ENGINES)}",
             )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from lacache_trt.errors import MissingDependencyError
+from lacache_trt.gpus import find_gpus
 
 AUTO = "auto"
 
@@ -18,102 +19,161 @@ class EngineEntry:
         name: what `--engine` and the manifest say.
         module: module with the engine's `build` and `load` functions.
         description: one line for help and `doctor`.
-        requires: import names of the packages it needs.
+        requires: the packages it needs, each as the import names that provide it.
         install: command that installs them.
-        implemented: False for an engine that is planned but not there yet.
+        runs_with: further packages that loading needs and building does not.
+        install_runtime: command that installs those.
+        needs_gpu: it runs on an NVIDIA GPU only.
+        sms: the compute capabilities that it supports; empty for all.
+        cross_builds: it can build for a GPU that is not there, if `--sm` names it.
     """
 
     name: str
     module: str
     description: str
-    requires: tuple[str, ...]
+    requires: tuple[tuple[str, ...], ...]
     install: str
-    implemented: bool = True
+    runs_with: tuple[tuple[str, ...], ...] = ()
+    install_runtime: str = ""
+    needs_gpu: bool = False
+    sms: tuple[int, ...] = ()
+    cross_builds: bool = False
 
     def missing(self) -> tuple[str, ...]:
-        """Required packages that are not installed."""
-        return tuple(name for name in self.requires if not _installed(name))
+        """Packages that building and loading need and that are not installed."""
+        return _missing(self.requires)
+
+    def missing_to_run(self) -> tuple[str, ...]:
+        """Packages that only loading needs and that are not installed."""
+        return _missing(self.runs_with)
+
+    def gpu_problem(self) -> str | None:
+        """Why no GPU of this machine can be used, or None if one can or none is needed."""
+        if not self.needs_gpu:
+            return None
+        report = find_gpus()
+        if not report.devices:
+            return report.problem or "no GPU"
+        found = [gpu.sm for gpu in report.devices]
+        if self.sms and not set(found) & set(self.sms):
+            return f"{self.name} does not support sm_{found[0]} ({report.devices[0].name})"
+        return None
 
 
+_CUDA_PYTHON = (("pycuda",), ("cuda.bindings",))
+_INSTALL_CUDA_PYTHON = "pip install pycuda cuda-bindings"
 _ENTRIES = (
     EngineEntry(
         name="tensorrt",
         module="lacache_trt.engines.tensorrt",
         description="TensorRT 10.15 or newer on an NVIDIA GPU",
-        requires=("tensorrt",),
-        install="pip install tensorrt-cu13",
-        implemented=False,
+        requires=(("tensorrt", "tensorrt_bindings"),),
+        install="pip install tensorrt",
+        runs_with=_CUDA_PYTHON,
+        install_runtime=_INSTALL_CUDA_PYTHON,
+        needs_gpu=True,
     ),
     EngineEntry(
         name="tensorrt-rtx",
-        module="lacache_trt.engines.tensorrt_rtx",
+        module="lacache_trt.engines.tensorrt",
         description="TensorRT for RTX, on GeForce RTX, RTX PRO and L40S GPUs",
-        requires=("tensorrt_rtx",),
+        requires=(("tensorrt_rtx", "tensorrt_rtx_bindings"),),
         install="pip install tensorrt-rtx",
-        implemented=False,
+        runs_with=_CUDA_PYTHON,
+        install_runtime=_INSTALL_CUDA_PYTHON,
+        needs_gpu=True,
+        sms=(75, 80, 86, 89, 120, 121),
+        cross_builds=True,
     ),
     EngineEntry(
         name="cuda",
         module="lacache_trt.engines.cuda",
         description="PyTorch with Triton kernels and CUDA graphs on an NVIDIA GPU",
-        requires=("torch", "triton"),
+        requires=(("torch",), ("triton",)),
         install='pip install "lacache-trt[cuda]"',
+        needs_gpu=True,
     ),
     EngineEntry(
         name="onnxruntime",
         module="lacache_trt.engines.onnxruntime",
         description="ONNX Runtime on the CPU, runs anywhere",
-        requires=("onnxruntime",),
+        requires=(("onnxruntime",),),
         install="pip install onnxruntime",
     ),
 )
 ENGINES = {entry.name: entry for entry in _ENTRIES}
-_AUTO_ORDER = ("tensorrt", "tensorrt-rtx")
+TENSORRT_ENGINES = ("tensorrt", "tensorrt-rtx")
 
 
 def resolve(name: str) -> EngineEntry:
-    """The engine to build: a named one, or TensorRT, else TensorRT-RTX for `auto`.
+    """The entry of a named engine whose packages are installed.
 
     Raises:
-        MissingDependencyError: it is not usable here. Another engine is never put in its place.
+        MissingDependencyError: they are not. Another engine is never put in its place.
     """
-    if name == AUTO:
-        for candidate in _AUTO_ORDER:
-            entry = ENGINES[candidate]
-            if entry.implemented and not entry.missing():
-                return entry
-        raise _no_tensorrt()
     entry = ENGINES[name]
-    if not entry.implemented:
-        usable = [other.name for other in _ENTRIES if other.implemented]
-        raise MissingDependencyError(
-            f"the {name} engine is not part of this version",
-            expected=f"--engine {' or '.join(usable)}",
-        )
     missing = entry.missing()
     if missing:
         raise MissingDependencyError(
             f"the {name} engine needs packages that are not installed",
             got=f"missing {', '.join(missing)}",
-            fix=entry.install,
+            fix=f"{entry.install}, or choose {_choices(name)}",
         )
     return entry
 
 
-def _no_tensorrt() -> MissingDependencyError:
-    others = [
-        entry.name for entry in _ENTRIES if entry.name not in _AUTO_ORDER and entry.implemented
-    ]
-    planned = [name for name in _AUTO_ORDER if not ENGINES[name].implemented]
-    if len(planned) == len(_AUTO_ORDER):
-        got = f"this version has no {' or '.join(planned)} engine yet"
-        fix = f"choose another engine: --engine {' or '.join(others)}"
-    else:
-        got = "neither TensorRT nor TensorRT-RTX can be used on this machine"
-        fix = f"{ENGINES['tensorrt'].install}, or choose --engine {' or '.join(others)}"
-    return MissingDependencyError(
-        "--engine auto builds for TensorRT, or else for TensorRT-RTX", got=got, fix=fix
+def resolve_for_build(name: str, sm: int | None = None) -> EngineEntry:
+    """The engine to build: a named one, or TensorRT, else TensorRT-RTX for `auto`.
+
+    Args:
+        name: of the engine, or `auto`.
+        sm: the GPU that the user named; where the engine can build for a GPU that is not there,
+            this machine's own does not matter then.
+
+    Raises:
+        MissingDependencyError: it is not usable here. Another engine is never put in its place.
+    """
+    if name == AUTO:
+        return _automatic(sm)
+    entry = resolve(name)
+    if sm is not None and entry.cross_builds:
+        return entry
+    problem = entry.gpu_problem() if name in TENSORRT_ENGINES else None
+    if problem is not None:
+        raise MissingDependencyError(
+            f"the {name} engine cannot be built for this machine",
+            got=problem,
+            fix=f"name the target GPU: --engine {name} --sm 89, or choose {_choices(name)}"
+            if entry.cross_builds
+            else "build on the machine with the GPU; for an L40S or RTX GPU without one: "
+            f"--engine tensorrt-rtx --sm 89; or choose {_choices(name)}",
+        )
+    return entry
+
+
+def _automatic(sm: int | None) -> EngineEntry:
+    problems = []
+    for name in TENSORRT_ENGINES:
+        entry = ENGINES[name]
+        missing = entry.missing()
+        problem = f"{missing[0]} is not installed" if missing else entry.gpu_problem()
+        if problem is None:
+            return entry
+        problems.append(f"{name}: {problem}")
+    named = f"--engine tensorrt-rtx --sm {sm or 89} (for another machine's L40S or RTX GPU)"
+    raise MissingDependencyError(
+        "--engine auto builds for TensorRT, or else for TensorRT-RTX, and neither can be used here",
+        got="; ".join(problems),
+        fix=f"{ENGINES['tensorrt'].install}, or choose {named}, {_choices(*TENSORRT_ENGINES)}",
     )
+
+
+def _choices(*without: str) -> str:
+    return "--engine " + " or ".join(name for name in ENGINES if name not in without)
+
+
+def _missing(packages: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    return tuple(names[0] for names in packages if not any(map(_installed, names)))
 
 
 def _installed(name: str) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import lacache_trt
-from lacache_trt.engines.registry import ENGINES, EngineEntry
+from lacache_trt.doctor_tensorrt import Ability as Ability
+from lacache_trt.doctor_tensorrt import install_line, tensorrt_abilities
+from lacache_trt.engines.registry import ENGINES, TENSORRT_ENGINES, EngineEntry
 from lacache_trt.gpus import GpuReport, find_gpus
 
 # Import name, distributions that provide it, and what it is for.
@@ -26,11 +27,16 @@ _PACKAGES = (
     ("onnx_ir", ("onnx-ir",), "export"),
     ("onnxscript", ("onnxscript",), "export"),
     ("triton", ("triton",), "cuda engine, TensorRT plugins"),
-    ("tensorrt", ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"), "tensorrt engine"),
-    ("tensorrt_rtx", ("tensorrt-rtx", "tensorrt_rtx"), "tensorrt-rtx engine"),
+    (
+        "tensorrt",
+        ("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings"),
+        "tensorrt engine",
+    ),
+    ("tensorrt_rtx", ("tensorrt-rtx", "tensorrt-rtx-cu13-bindings"), "tensorrt-rtx engine"),
+    ("pycuda", ("pycuda",), "running TensorRT engines"),
+    ("cuda.bindings", ("cuda-bindings",), "running TensorRT engines"),
 )
 _EXPORT = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "onnxscript")
-_NEEDS_GPU = ("tensorrt", "tensorrt-rtx", "cuda")
 
 
 @dataclass(frozen=True)
@@ -40,16 +46,6 @@ class Package:
     name: str
     version: str | None
     used_for: str
-
-
-@dataclass(frozen=True)
-class Ability:
-    """One thing to do with the toolkit: whether it works here, else why not and what to do."""
-
-    name: str
-    works: bool
-    reason: str
-    fix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,12 @@ def examine() -> MachineReport:
     packages = tuple(_package(*entry) for entry in _PACKAGES)
     installed = {package.name for package in packages if package.version is not None}
     gpu = find_gpus()
-    abilities = (_export_ability(installed), *(_engine(entry, gpu) for entry in ENGINES.values()))
+    others = (entry for entry in ENGINES.values() if entry.name not in TENSORRT_ENGINES)
+    abilities = (
+        _export_ability(installed),
+        *tensorrt_abilities(gpu),
+        *(_engine(entry) for entry in others),
+    )
     memory = _memory()
     return MachineReport(
         toolkit_version=lacache_trt.__version__,
@@ -109,21 +110,20 @@ def _export_ability(installed: set[str]) -> Ability:
             "export",
             False,
             f"{', '.join(missing)} not installed",
-            f'{sys.executable} -m pip install "lacache-trt[export]"',
+            install_line('pip install "lacache-trt[export]"'),
         )
     return Ability("export", True, "all packages are installed")
 
 
-def _engine(entry: EngineEntry, gpu: GpuReport) -> Ability:
+def _engine(entry: EngineEntry) -> Ability:
     name = f"run {entry.name}"
-    if not entry.implemented:
-        return Ability(name, False, "not part of this version")
     missing = entry.missing()
     if missing:
-        fix = entry.install.replace("pip install", f"{sys.executable} -m pip install", 1)
-        return Ability(name, False, f"{', '.join(missing)} not installed", fix)
-    if entry.name in _NEEDS_GPU and not gpu.devices:
-        return Ability(name, False, gpu.problem or "no GPU")
+        reason = f"{', '.join(missing)} not installed"
+        return Ability(name, False, reason, install_line(entry.install))
+    problem = entry.gpu_problem()
+    if problem is not None:
+        return Ability(name, False, problem)
     return Ability(name, True, entry.description)
 
 

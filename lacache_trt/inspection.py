@@ -11,8 +11,26 @@ from lacache_trt.contract_json import contract_to_json
 from lacache_trt.errors import ArtifactError
 from lacache_trt.model.config import DTYPE_BYTES, Dtype, ModelConfig, parameter_shapes
 from lacache_trt.progress import Progress
+from lacache_trt.strict_json import read_object
 
-_RECORDED = ("engine", "device", "dtype", "opset", "source", "bundle", "validation", "versions")
+MAX_LAYERS_BYTES = 256 * 2**20
+_RECORDED = (
+    "engine",
+    "device",
+    "dtype",
+    "opset",
+    "source",
+    "bundle",
+    "validation",
+    "versions",
+    "sm",
+    "tensorrt",
+    "cuda",
+    "triton",
+    "plugin_abi",
+    "weights",
+    "profiles",
+)
 
 
 def inspect_path(
@@ -34,6 +52,28 @@ def inspect_path(
         got="nothing there" if not path.exists() else f"no {MANIFEST_NAME} and no config.json",
         expected="the path of a directory that holds one of the two",
     )
+
+
+def read_layers(path: Path) -> dict[str, object]:
+    """What TensorRT's inspector said of each plan when it was built, by graph.
+
+    Raises:
+        ArtifactError: the directory holds no such report.
+    """
+    manifest = load_manifest(Path(path), "engine", hashes="sizes")
+    suffix = ".layers.json"
+    names = [name for name in manifest.files if name.endswith(suffix)]
+    if not names:
+        raise ArtifactError(
+            "this engine directory holds no layer report",
+            got=", ".join(manifest.files),
+            expected=f"files that end in {suffix}",
+            fix="TensorRT writes it where it can open the plan: build on a machine with the GPU",
+        )
+    return {
+        name.removesuffix(suffix): read_object(manifest.path(name), MAX_LAYERS_BYTES)
+        for name in sorted(names)
+    }
 
 
 def describe_model(config: ModelConfig, dtype: Dtype) -> dict[str, object]:

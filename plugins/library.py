@@ -26,6 +26,7 @@ LIBRARY_NAME = "liblacache_trt_plugins.so"
 NAMESPACE = "lacache"
 CACHE_VARIABLE = "LACACHE_TRT_CACHE"
 INCLUDE_VARIABLE = "LACACHE_TRT_INCLUDE"
+LIBRARY_VARIABLE = "LACACHE_TRT_PLUGIN_LIBRARY"
 HEADERS_FOLDER = ".plugin-headers"
 _HEADER = "NvInferRuntime.h"
 _PACKAGED_HEADERS = Path("include", "tensorrt")
@@ -91,6 +92,19 @@ def find_compiler() -> str:
         got=f"{' and '.join(candidates)} not found",
         fix="install one (Debian, Ubuntu: apt-get install g++), or name one: CXX=/path/to/g++",
     )
+
+
+def find_library(include: Path | None = None) -> Path:
+    """The compiled library: LACACHE_TRT_PLUGIN_LIBRARY, else one that the package carries, else
+    from `build_library`, as always where `include` is given.
+
+    A library of another ABI is found out when TensorRT hands it a program: it refuses.
+    """
+    chosen = os.environ.get(LIBRARY_VARIABLE)
+    if include is None and chosen:
+        return Path(chosen)
+    carried = NATIVE / LIBRARY_NAME
+    return carried if include is None and carried.is_file() else build_library(include)
 
 
 def build_library(include: Path | None = None, out: Path | None = None) -> Path:

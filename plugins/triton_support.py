@@ -196,7 +196,7 @@ def device_sm(tensor: torch.Tensor) -> int:
     return 10 * major + minor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def safe_anchor(maximum):  # type: ignore[no-untyped-def]
     """The maximum, or 0 where it is -inf, so that no difference with it is NaN."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)

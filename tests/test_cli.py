@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 import lacache_trt
 from lacache_trt.cli.main import app
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.errors import NumericalError
 from lacache_trt.export.options import ExportOptions
 from lacache_trt.generation import BlockTiming, GenerationConfig, GenerationResult, StepEvent
@@ -151,15 +152,22 @@ def test_usage_errors(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("verb", "cls"),
-    [("generate", GenerationConfig), ("export", ExportOptions), ("build", BuildOptions)],
+    [
+        ("generate", GenerationConfig),
+        ("export", ExportOptions),
+        ("build", BuildOptions),
+        ("build", TensorRTOptions),
+    ],
 )
 def test_flags_come_from_the_dataclass(verb: str, cls: type) -> None:
-    own = {"overwrite": "force", "max_length": "max-seq-len"}
+    own = {"overwrite": "force", "max_length": "max-seq-len", "profiles": "profile"}
     text = " ".join(invoke(verb, "--help").stdout.split())
     for item in fields(cls):
+        if is_dataclass(item.default_factory):
+            continue
         flag = own.get(item.name, item.name.replace("_", "-"))
         assert f"--{flag} " in text
-        if item.default not in (None, False, True):
+        if item.default not in (None, False, True, ()):
             assert f"[default: {item.default}" in text or item.default == 0
     assert "--json" in text
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +18,7 @@ from synthetic import make_llada
 from lacache_trt.artifacts import Manifest, load_manifest
 from lacache_trt.engines.tensorrt import bindings
 from lacache_trt.engines.tensorrt.attach_programs import AttachPrograms
-from lacache_trt.engines.tensorrt.build import build_plans
+from lacache_trt.engines.tensorrt.building import build_plans
 from lacache_trt.engines.tensorrt.graphs import prepare_graph
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.engines.tensorrt.plan import Target, build_plan, check_network
@@ -38,10 +36,6 @@ from lacache_trt.progress import SilentProgress
 
 TENSORRT_RTX = pytest.mark.skipif(
     find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT-RTX is not installed"
-)
-LEAN = pytest.mark.skipif(
-    find_spec("tensorrt_bindings") is None or find_spec("tensorrt_lean_libs") is None,
-    reason="the TensorRT bindings and the lean runtime are not installed",
 )
 PROFILE = "B=1:2:3,N=16:96:256,Bk=4:8:32,S=1:1:2,E=1:1:2,R=0:0:4"
 DTYPES = ("float16", "bfloat16")
@@ -189,7 +183,7 @@ def test_a_node_without_a_program_says_how_to_build(bundles: dict[str, Manifest]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "lacache_trt.engines.tensorrt.plan.prepare_graph",
-            lambda path, sm: ir.to_proto(data).SerializeToString(),
+            lambda path, sm, share: ir.to_proto(data).SerializeToString(),
         )
         with pytest.raises(EngineError, match="AttentionFill"):
             build_plan(target, path, spec, profiles, SilentProgress())
@@ -235,41 +229,3 @@ def test_graphs_with_programs_are_valid_onnx(bundles: dict[str, Manifest], tmp_p
     assert attribute.t.data_type == onnx.TensorProto.INT8
     assert onnx.numpy_helper.to_array(attribute.t).tobytes() == programs("float16")["fill"][0]
     assert any("program" in function.attribute for function in model.functions)
-
-
-# --- the current TensorRT's bindings ---
-
-_PARSER_STUB = (
-    "createInferBuilder_INTERNAL",
-    "createNvOnnxParser_INTERNAL",
-    "createNvOnnxParserRefitter_INTERNAL",
-    "getBuilderPluginRegistry",
-    "getNvOnnxParserVersion",
-    "initLibNvInferPlugins",
-)
-
-
-@LEAN
-def test_library_registers_in_the_bindings_of_tensorrt_11(tmp_path: Path) -> None:
-    package = find_spec("tensorrt_lean_libs")
-    assert package is not None
-    assert package.submodule_search_locations
-    lean = Path(package.submodule_search_locations[0]) / "libnvinfer_lean.so.11"
-    (tmp_path / "libnvinfer.so.11").symlink_to(lean)
-    source = tmp_path / "stub.cpp"
-    source.write_text(
-        "".join(f'extern "C" void* {name}() {{ return nullptr; }}\n' for name in _PARSER_STUB)
-    )
-    for name in ("libnvonnxparser.so.11", "libnvinfer_plugin.so.11"):
-        out = ["-o", str(tmp_path / name), f"-Wl,-soname,{name}"]
-        subprocess.run(["g++", "-shared", "-fPIC", str(source), *out], check=True)
-    script = Path(__file__).with_name("trt_lean_check.py")
-    result = subprocess.run(
-        [sys.executable, str(script), str(build_library())],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.stdout.splitlines()[-1:] == ["ok"], result.stdout + result.stderr
-    assert "lacache-trt build" in result.stderr

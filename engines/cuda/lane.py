@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lacache_trt.contract import TensorSpec, cache_specs, graph_specs
@@ -22,12 +21,13 @@ from lacache_trt.engines.base import StepOutputs
 from lacache_trt.engines.cuda.capture import capture, replay_milliseconds
 from lacache_trt.engines.cuda.ops import CudaOps, FillOps
 from lacache_trt.engines.cuda.staging import StagedInputs
+from lacache_trt.engines.padding import LISTED_IDS as LISTED_IDS
+from lacache_trt.engines.padding import Arrays as Arrays
 from lacache_trt.errors import EngineError
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.model.programs import FillProgram, PlainProgram, ReuseProgram
 from lacache_trt.model.transformer import Transformer
 
-LISTED_IDS = 8
 _ORDER = ("tokens", "positions", "valid_from", "valid_to", "block_columns")
 _STEP_INPUTS = (
     "temperature",
@@ -39,7 +39,6 @@ _STEP_INPUTS = (
     "confidence_exclude_ids",
     "logit_columns",
 )
-Arrays = Mapping[str, NDArray[np.generic]]
 Key = tuple[str, int]
 """A graph: its name and the number of logit columns."""
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape
+from lacache_trt.engines.padding import BUCKET as BUCKET
+from lacache_trt.engines.padding import moved_right
 from lacache_trt.errors import EngineError
 
 if TYPE_CHECKING:
     from lacache_trt.engines.cuda.engine import CudaEngine
-
-BUCKET = 64
 
 
 class CudaSession:
@@ -32,7 +32,7 @@ class CudaSession:
         lane = self._lane_for(canvas, block_columns)
         self._pads["reuse"] = pads = lane.shape.columns - canvas.tokens.shape[1]
         self._filled = False
-        self._engine.run(lane, "fill", _geometry(canvas, block_columns, pads))
+        self._engine.run(lane, "fill", moved_right(canvas, block_columns, pads))
         self._filled = True
 
     def reuse(
@@ -55,7 +55,7 @@ class CudaSession:
         """One step without caches."""
         lane = self._lane_for(canvas, block_columns)
         self._pads["plain"] = pads = lane.shape.columns - canvas.tokens.shape[1]
-        geometry = _geometry(canvas, block_columns, pads)
+        geometry = moved_right(canvas, block_columns, pads)
         return self._step(lane, "plain", geometry, sampling, logit_columns)
 
     def cache_bytes(self) -> int:
@@ -105,15 +105,3 @@ class CudaSession:
         moved = {"logit_columns": columns + np.int32(self._pads[graph])}
         self._engine.run(lane, graph, {**inputs, **vars(sampling), **moved})
         return lane.collect(graph, columns.shape[1])
-
-
-def _geometry(canvas: Canvas, block_columns: Int, pads: int) -> dict[str, NDArray[np.generic]]:
-    """The canvas, moved right by the pads that reach its bucket."""
-    left, moved = ((0, 0), (pads, 0)), np.int32(pads)
-    return {
-        "tokens": np.pad(canvas.tokens, left),
-        "positions": np.pad(canvas.positions, left),
-        "valid_from": canvas.valid_from + moved,
-        "valid_to": canvas.valid_to + moved,
-        "block_columns": block_columns + moved,
-    }

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lacache_trt.errors import CapacityError
+from lacache_trt.engines.padding import fitted
 
 Layout = Mapping[str, tuple[tuple[int, ...], str]]
 _TORCH = {"int32": torch.int32, "float32": torch.float32}
@@ -44,24 +44,8 @@ class StagedInputs:
         """Write host values; id lists may be narrower than the buffer and are padded with -1."""
         for name, value in values.items():
             target = self._arrays[name]
-            if value.shape != target.shape:
-                value = _widened(name, value, target.shape)
-            target[...] = value
+            target[...] = fitted(name, value, target.shape)
 
     def upload(self) -> None:
         """Enqueue the copy to the device; captured into a graph, it repeats with each replay."""
         self._device.copy_(self._host, non_blocking=True)
-
-
-def _widened(name: str, value: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
-    rows_differ = value.ndim != 2 or value.shape[0] != shape[0]
-    if rows_differ or value.shape[1] > shape[1] or not name.endswith("_ids"):
-        raise CapacityError(
-            f"{name} does not fit into the buffers of this engine",
-            got=value.shape,
-            expected=shape,
-            fix="list fewer ids",
-        )
-    padded = np.full(shape, -1, np.int32)
-    padded[:, : value.shape[1]] = value
-    return padded

@@ -24,7 +24,7 @@ def build(
     bundle: Manifest, directory: Path, options: BuildOptions, progress: Progress
 ) -> dict[str, Any]:
     """Write graphs and weights into `directory`; returns the engine part of the manifest."""
-    if bundle.body["dtype"] == "float32":
+    if bundle.body.get("dtype") == "float32":
         for name in (*(f"{graph}.onnx" for graph in GRAPHS), WEIGHTS):
             progress.start(f"copy {name}")
             shutil.copyfile(bundle.path(name), directory / name)
@@ -43,9 +43,9 @@ def _convert(bundle: Manifest, directory: Path, progress: Progress) -> None:
     try:
         import onnx_ir as ir
 
-        from lacache_trt.export.passes.to_float32 import ToFloat32
         from lacache_trt.export.convert import convert_weights
         from lacache_trt.export.graphs import weight_locations
+        from lacache_trt.export.passes.to_float32 import ToFloat32
     except ImportError as error:
         raise MissingDependencyError(
             "a half-precision bundle is converted to float32 for ONNX Runtime, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -11,11 +12,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from lacache_trt.artifacts import Manifest
-from lacache_trt.contract import GraphSpec
+from lacache_trt.contract import GraphSpec, graph_specs
 from lacache_trt.engines.base import Canvas, Capabilities, Int, Sampling, StepOutputs
 from lacache_trt.errors import ArtifactError, EngineError
+from lacache_trt.validation import describe
 
 Array = NDArray[Any]
+MAX_THREADS = 1024
 _ORT_TYPES = {"int32": "tensor(int32)", "float32": "tensor(float)"}
 _CAPABILITIES = Capabilities(caches=frozenset({"none", "exact"}), logits=True)
 
@@ -37,6 +40,7 @@ class OnnxRuntimeEngine:
 
     def __init__(self, manifest: Manifest) -> None:
         self.config = manifest.model
+        _check_manifest(manifest)
         self._manifest = manifest
         self._lock = threading.Lock()
         self._graphs: dict[str, ort.InferenceSession] = {}
@@ -81,7 +85,7 @@ class OnnxRuntimeEngine:
     def _open(self, name: str) -> ort.InferenceSession:
         options = ort.SessionOptions()
         threads = self._manifest.body.get("threads")
-        if isinstance(threads, int):
+        if threads is not None:
             options.intra_op_num_threads = threads
         options.log_severity_level = 3
         path = self._manifest.path(f"{name}.onnx")
@@ -195,15 +199,41 @@ def _run(
     return values
 
 
+def _check_manifest(manifest: Manifest) -> None:
+    """What the manifest says of the graphs must follow from its model section."""
+    expected = graph_specs(manifest.model, "float32")
+    differing = sorted(
+        name
+        for name in expected.keys() | manifest.contract.keys()
+        if manifest.contract.get(name) != expected.get(name)
+    )
+    if differing:
+        raise ArtifactError(
+            "the contract of the manifest contradicts its model section",
+            got=f"other tensors in {', '.join(map(repr, differing))}",
+            expected="the tensors that follow from the model's sizes",
+            fix="build the engine again",
+        )
+    threads = manifest.body.get("threads")
+    if threads is not None and (type(threads) is not int or not 0 <= threads <= MAX_THREADS):
+        raise ArtifactError(
+            "the manifest has an invalid number of threads",
+            got=describe(threads),
+            expected=f"null, or an integer from 0 to {MAX_THREADS}",
+            fix="build the engine again",
+        )
+
+
 def _check_contract(session: ort.InferenceSession, spec: GraphSpec) -> None:
-    """Names, ranks and dtypes of the file must be those of the manifest."""
+    """Names, dtypes, ranks and fixed sizes of the file must be those of the manifest."""
     for side, nodes, tensors in (
         ("inputs", session.get_inputs(), spec.inputs),
         ("outputs", session.get_outputs(), spec.outputs),
     ):
-        got = {node.name: (node.type, len(node.shape)) for node in nodes}
+        got = {node.name: (node.type, _fixed_sizes(node.shape)) for node in nodes}
         expected = {
-            tensor.name: (_ORT_TYPES[tensor.dtype], len(tensor.shape)) for tensor in tensors
+            tensor.name: (_ORT_TYPES[tensor.dtype], _fixed_sizes(tensor.shape))
+            for tensor in tensors
         }
         if got != expected:
             differing = sorted({name for name, _ in got.items() ^ expected.items()})
@@ -213,3 +243,8 @@ def _check_contract(session: ort.InferenceSession, spec: GraphSpec) -> None:
                 expected={name: expected.get(name) for name in differing},
                 fix="build the engine again",
             )
+
+
+def _fixed_sizes(shape: Sequence[Any]) -> tuple[int | None, ...]:
+    """The sizes that are numbers; None for symbolic ones."""
+    return tuple(size if isinstance(size, int) else None for size in shape)

@@ -11,16 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lacache_trt.engines.registry import ENGINES
 from lacache_trt.errors import EngineError, MissingDependencyError
 from lacache_trt.plugins.library import cache_folder, find_compiler
 
 TENSORRT, RTX = "tensorrt", "tensorrt-rtx"
-# The meta package of a flavour imports its bindings under the short name; either may be there.
-_MODULES = {
-    TENSORRT: ("tensorrt", "tensorrt_bindings"),
-    RTX: ("tensorrt_rtx", "tensorrt_rtx_bindings"),
-}
-_INSTALL = {TENSORRT: "pip install tensorrt", RTX: "pip install tensorrt-rtx"}
 _RTX_NAME = "libtensorrt_rtx.so"
 
 
@@ -30,22 +25,25 @@ def import_tensorrt(flavour: str) -> Any:
     Raises:
         MissingDependencyError: it is not installed or does not load.
     """
-    for name in _MODULES[flavour]:
+    # The meta package of a flavour imports its bindings under the short name; either may be there.
+    entry = ENGINES[flavour]
+    modules = entry.requires[0]
+    for name in modules:
         if find_spec(name) is None:
             continue
         try:
             module = import_module(name)
         except (ImportError, OSError) as error:
             raise MissingDependencyError(
-                f"{name} is installed but does not load", got=error, fix=_INSTALL[flavour]
+                f"{name} is installed but does not load", got=error, fix=entry.install
             ) from error
         if flavour == RTX:
             _provide_unversioned_name()
         return module
     raise MissingDependencyError(
         f"{flavour} is not installed",
-        got=f"no module {' or '.join(_MODULES[flavour])}",
-        fix=f"{_INSTALL[flavour]}, or choose another engine with --engine",
+        got=f"no module {' or '.join(modules)}",
+        fix=f"{entry.install}, or choose another engine with --engine",
     )
 
 
@@ -81,7 +79,7 @@ def _loaded_library(name: str) -> Path:
     raise EngineError(
         "the TensorRT-RTX library is not in this process",
         got=f"no {name} loaded",
-        fix=_INSTALL[RTX],
+        fix=ENGINES[RTX].install,
     )
 
 

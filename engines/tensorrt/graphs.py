@@ -9,16 +9,20 @@ from onnx_ir.passes.common import InlinePass
 
 from lacache_trt.engines.tensorrt.attach_programs import AttachPrograms
 from lacache_trt.engines.tensorrt.cut_integer_chains import CutIntegerChains
+from lacache_trt.engines.tensorrt.share_weights import ShareWeights
 
 
-def prepare_graph(path: Path, plugin_sm: int | None) -> bytes:
+def prepare_graph(path: Path, plugin_sm: int | None, share_weights: bool = False) -> bytes:
     """The ONNX model with its weights still in the bundle's weights file.
 
     With `plugin_sm` the ops become plugins for that SM. Without it their functions are inlined:
     the parser would do that by itself, but takes our `Attention` for the standard operator of that
-    name, because it looks at names and not at domains.
+    name, because it looks at names and not at domains. `share_weights` makes inputs of the large
+    weights.
     """
     model = ir.load(path)
+    if share_weights:
+        model = ShareWeights()(model).model
     if plugin_sm is not None:
         model = AttachPrograms(plugin_sm)(model).model
     else:

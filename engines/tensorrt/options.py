@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from lacache_trt.errors import InvalidRequestError
+
+WEIGHTS = ("embedded", "shared")
 
 
 @dataclass(frozen=True)
@@ -15,14 +18,16 @@ class TensorRTOptions:
     Attributes:
         sm: compute capability to build for, as 89 or 90; by default this machine's GPU. Only
             TensorRT-RTX can build for a GPU that is not there.
-        profiles: optimisation profiles, each as `B=1:1:4,N=64:512:2048,Bk=32`.
-        plugins: False builds the portable variant: no plugin library, standard operators only.
+        profiles: optimisation profile, as B=1:1:4,N=64:512:2048,Bk=32; may be given several times.
+        weights: embedded in each plan, or shared: one device copy for all plans of the directory.
+        plugins: --no-plugins builds the portable variant, standard operators only.
         include: folder with TensorRT's headers, to compile the plugin library.
-        timing_cache: file that keeps measured tactics between builds (TensorRT only).
+        timing_cache: file that keeps measured tactics between builds (not with TensorRT-RTX).
     """
 
     sm: int | None = None
     profiles: tuple[str, ...] = ()
+    weights: Literal["embedded", "shared"] = "embedded"
     plugins: bool = True
     include: Path | None = None
     timing_cache: Path | None = None
@@ -32,3 +37,11 @@ class TensorRTOptions:
             raise InvalidRequestError(
                 "sm is not a compute capability", got=repr(self.sm), expected="for example 89"
             )
+        if self.weights not in WEIGHTS:
+            raise InvalidRequestError(
+                "unknown place for the weights", got=self.weights, expected=" or ".join(WEIGHTS)
+            )
+
+    def changed(self) -> list[str]:
+        """Names of the options that are not at their defaults."""
+        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]

@@ -10,21 +10,13 @@ from typing import Any
 from lacache_trt.contract import GraphSpec, TensorSpec
 from lacache_trt.engines.tensorrt.bindings import RTX
 from lacache_trt.engines.tensorrt.graphs import prepare_graph
+from lacache_trt.engines.tensorrt.layout import TYPES
 from lacache_trt.engines.tensorrt.logger import new_logger
 from lacache_trt.engines.tensorrt.monitor import new_monitor
 from lacache_trt.engines.tensorrt.profiles import Profile
 from lacache_trt.errors import EngineError, MissingDependencyError, VerificationError
 from lacache_trt.plugins.library import load_library
 from lacache_trt.progress import Progress
-
-_TYPES = {
-    "float32": "FLOAT",
-    "float16": "HALF",
-    "bfloat16": "BF16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "bool": "BOOL",
-}
 
 
 @dataclass(frozen=True)
@@ -37,6 +29,7 @@ class Target:
         sm: compute capability.
         library: the plugin library, or None for the plugin-free variant.
         timing_cache: file of measured tactics.
+        share_weights: the large weights are inputs of the network.
     """
 
     trt: Any
@@ -44,6 +37,7 @@ class Target:
     sm: int
     library: Path | None
     timing_cache: Path | None = None
+    share_weights: bool = False
 
 
 def build_plan(
@@ -110,7 +104,7 @@ def _described(tensor: Any) -> tuple[str, str, tuple[int, ...]]:
 
 def _expected(trt: Any, tensor: TensorSpec) -> tuple[str, str, tuple[int, ...]]:
     shape = tuple(-1 if isinstance(dim, str) else dim for dim in tensor.shape)
-    return tensor.name, str(getattr(trt.DataType, _TYPES[tensor.dtype])), shape
+    return tensor.name, str(getattr(trt.DataType, TYPES[tensor.dtype])), shape
 
 
 def _network_flags(trt: Any) -> int:
@@ -121,7 +115,8 @@ def _network_flags(trt: Any) -> int:
 
 def _parse(trt: Any, network: Any, logger: Any, path: Path, target: Target) -> None:
     parser = trt.OnnxParser(network, logger)
-    data = prepare_graph(path, target.sm if target.library is not None else None)
+    plugin_sm = target.sm if target.library is not None else None
+    data = prepare_graph(path, plugin_sm, target.share_weights)
     # The path tells the parser where the external weights lie.
     if not parser.parse(data, str(path)):
         errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
@@ -133,6 +128,8 @@ def _parse(trt: Any, network: Any, logger: Any, path: Path, target: Target) -> N
 def _set_target(trt: Any, config: Any, target: Target) -> None:
     if target.flavour != RTX:
         return
+    # Without it, TensorRT-RTX allocates while it enqueues, which no stream capture survives.
+    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     name = f"SM{target.sm}"
     capability = getattr(trt.ComputeCapability, name, None)
     if capability is None:

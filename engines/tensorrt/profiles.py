@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lacache_trt.contract import GraphSpec
-from lacache_trt.errors import CapacityError, InvalidRequestError
+from lacache_trt.errors import ArtifactError, CapacityError, InvalidRequestError
 
 SYMBOLS = ("B", "N", "Bk", "S", "E", "R")
 _SYNTAX = "B=1:1:4,N=64:512:2048,Bk=8:32:64 (each SIZE or MIN:OPT:MAX)"
@@ -89,6 +89,33 @@ def parse_profiles(texts: Sequence[str], max_length: int) -> tuple[Profile, ...]
                 expected=f"at most {max_length}",
             )
     return profiles
+
+
+def profiles_from_json(data: object) -> tuple[Profile, ...]:
+    """The profiles of a manifest.
+
+    Raises:
+        ArtifactError: they are malformed.
+    """
+    profiles = []
+    for entry in data if isinstance(data, list) else []:
+        if not isinstance(entry, dict) or set(entry) != set(SYMBOLS):
+            raise ArtifactError("a profile of the manifest is malformed", got=entry)
+        if not all(_is_range(sizes) for sizes in entry.values()):
+            raise ArtifactError("a profile of the manifest is malformed", got=entry)
+        profiles.append(Profile({name: Range(*sizes) for name, sizes in entry.items()}))
+    if not profiles:
+        raise ArtifactError("the manifest has no optimisation profiles", got=data)
+    return tuple(profiles)
+
+
+def _is_range(sizes: object) -> bool:
+    return (
+        isinstance(sizes, list)
+        and len(sizes) == 3
+        and all(type(size) is int for size in sizes)
+        and 0 <= sizes[0] <= sizes[1] <= sizes[2] < 2**31
+    )
 
 
 def _parse(text: str, max_length: int) -> Profile:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lacache_trt.cli.command import verb
+from lacache_trt.cli.command import WithoutFlags, verb
 from lacache_trt.cli.output import Output
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.tensorrt.options import TensorRTOptions
+
+if TYPE_CHECKING:
+    from lacache_trt.engines.builder import BuildReport
+
+DRY_RUN_HELP = "Show what would be built with TensorRT, and the memory it would take."
 
 
 @verb
@@ -17,18 +24,31 @@ def build(
     output: Output,
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Engine directory to create.")],
-    options: BuildOptions,
+    options: Annotated[BuildOptions, WithoutFlags(("tensorrt",))],
+    tensorrt: TensorRTOptions,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
 ) -> None:
     """Build an engine from a bundle.
 
     `--engine auto` means TensorRT, else TensorRT-RTX where this machine can use it, else exit
     code 3 with the other choices: an engine is never replaced by another one silently.
+    An engine is built for this machine's GPU. `--engine tensorrt-rtx --sm 89` builds for an L40S or
+    RTX GPU of another machine and needs no GPU here. --sm and all flags that follow it are for
+    TensorRT and TensorRT-RTX only.
     """
     from lacache_trt.cli.packages import load_part
 
+    options = replace(options, tensorrt=tensorrt)
+    if dry_run:
+        _dry_run(output, bundle, options)
+        return
     builder = load_part("lacache_trt.engines.builder", "export")
     with output.progress() as progress:
         report = builder.build_engine(bundle, out, options, progress)
+    _show_built(output, report)
+
+
+def _show_built(output: Output, report: BuildReport) -> None:
     data = {
         "out": str(report.out),
         "engine": report.engine,
@@ -50,3 +70,26 @@ def build(
         print(f'next: lacache-trt generate {report.out} "your question"')
 
     output.result(data, render)
+
+
+def _dry_run(output: Output, bundle: Path, options: BuildOptions) -> None:
+    from lacache_trt.artifacts import load_manifest
+    from lacache_trt.cli.packages import load_part
+    from lacache_trt.engines.registry import AUTO, TENSORRT_ENGINES
+    from lacache_trt.errors import InvalidRequestError
+
+    if options.engine not in (AUTO, *TENSORRT_ENGINES):
+        raise InvalidRequestError(
+            "--dry-run shows TensorRT builds only",
+            got=f"--engine {options.engine}",
+            expected=f"--engine {' or '.join((AUTO, *TENSORRT_ENGINES))}",
+        )
+    estimate = load_part("lacache_trt.engines.tensorrt.estimate", "export")
+    planned = estimate.plan_build(load_manifest(bundle, "bundle", hashes="sizes"), options)
+
+    def render() -> None:
+        from lacache_trt.cli.build_view import show_planned
+
+        show_planned(planned)
+
+    output.result(planned, render)

@@ -49,6 +49,6 @@ def _machine(report: MachineReport) -> dict[str, object]:
 def _ability_line(ability: Ability) -> Text:
     mark, style = ("✓", "green") if ability.works else ("✗", "red")
     line = Text(f"  {mark} ", style=style)
-    line.append(f"{ability.name:<18}", style="default")
+    line.append(f"{ability.name:<20}", style="default")
     line.append(ability.reason, style="dim")
     return line

@@ -51,7 +51,7 @@ class FlagGroup(Generic[Options]):
         chosen = dict(base or {})
         for name, flag in self._flags.items():
             value = values.pop(name)
-            if value is not None:
+            if value is not None and value != []:
                 chosen[name] = flag.convert(value) if flag.convert else value
         return self.cls(**chosen)
 
@@ -60,7 +60,8 @@ class FlagGroup(Generic[Options]):
         name = _OWN_NAMES.get(field.name, "--" + field.name.replace("_", "-"))
         if flag.kind is bool and name != "--force":
             name = f"{name}/--no-{field.name.replace('_', '-')}"
-        shown = "" if field.default in (None, False, ()) else f" [default: {_spelling(field.default)}]"
+        default = field.default
+        shown = "" if default in (None, False, ()) else f" [default: {_spelling(default)}]"
         option = typer.Option(name, help=text + shown, metavar=flag.metavar, show_default=False)
         return inspect.Parameter(
             field.name,

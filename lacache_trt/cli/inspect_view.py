@@ -19,6 +19,11 @@ def show_inspection(found: Mapping[str, Any]) -> None:
     print()
     sizes = [(name, human_bytes(size)) for name, size in found["files"].items()]
     table("files", ("file", "size"), sizes)
+    if "profiles" in found:
+        print()
+        names = list(found["profiles"][0]) if found["profiles"] else []
+        rows = [[":".join(map(str, each[name])) for name in names] for each in found["profiles"]]
+        table("profiles (smallest:tuned:largest)", names, rows)
     for name, graph in found.get("contract", {}).items():
         print()
         table(f"graph {name}", ("", "tensor", "shape", "dtype"), _tensor_rows(graph))
@@ -31,9 +36,22 @@ def _summary(found: Mapping[str, Any]) -> dict[str, object]:
         "cache per token": human_bytes(found["cache_bytes_per_token"]),
         "cache of a full canvas": human_bytes(found["cache_bytes_full_length"]),
     }
-    for name in ("engine", "device", "dtype", "opset", "revision", "tensors", "checked"):
+    for name in (
+        "engine",
+        "device",
+        "dtype",
+        "opset",
+        "revision",
+        "tensors",
+        "tensorrt",
+        "cuda",
+        "weights",
+        "checked",
+    ):
         if found.get(name) is not None:
             summary[name] = found[name]
+    if "plugin_abi" in found:
+        summary["plugin ABI"] = found["plugin_abi"] or "no plugins"
     for name in ("source", "bundle", "validation", "versions"):
         if isinstance(found.get(name), Mapping):
             summary[name] = one_line(found[name])

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from lacache_trt.cli.doctor import doctor
 from lacache_trt.cli.export import export
 from lacache_trt.cli.generate import generate
 from lacache_trt.cli.inspect import inspect as inspect_verb
+from lacache_trt.cli.plugins import build as build_plugins
 from lacache_trt.cli.verify import verify
 
 EPILOG = (
@@ -43,9 +45,19 @@ app = typer.Typer(
     add_completion=_completion_wanted(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+plugins = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+def _summary(function: Callable[..., None]) -> str:
+    """First sentence of a verb's help."""
+    text = inspect.cleandoc(function.__doc__ or "")
+    return text.split("\n\n")[0].replace("\n", " ").rstrip(".")
+
+
 for _verb in VERBS:
-    _summary = inspect.cleandoc(_verb.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-    app.command(short_help=_summary.rstrip("."))(_verb)
+    app.command(short_help=_summary(_verb))(_verb)
+plugins.command(short_help=_summary(build_plugins))(build_plugins)
+app.add_typer(plugins, name="plugins", help="The library of TensorRT plugins")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,52 @@
+"""How sessions with static buffers fit a batch into them: left pads and padded id lists.
+
+Buffers and captured graphs belong to one shape, so canvases are moved right until their length is a
+bucket; the valid range keeps the pads out of every result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lacache_trt.engines.base import Canvas, Int
+from lacache_trt.errors import CapacityError
+
+BUCKET = 64
+LISTED_IDS = 8
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+def moved_right(canvas: Canvas, block_columns: Int, pads: int) -> dict[str, NDArray[np.generic]]:
+    """The geometry inputs of a graph, with `pads` columns in front."""
+    left, moved = ((0, 0), (pads, 0)), np.int32(pads)
+    return {
+        "tokens": np.pad(canvas.tokens, left),
+        "positions": np.pad(canvas.positions, left),
+        "valid_from": canvas.valid_from + moved,
+        "valid_to": canvas.valid_to + moved,
+        "block_columns": block_columns + moved,
+    }
+
+
+def fitted(name: str, value: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """The value as a buffer of that shape holds it: id lists are padded with -1.
+
+    Raises:
+        CapacityError: it does not fit.
+    """
+    if value.shape == shape:
+        return value
+    rows_differ = value.ndim != 2 or value.shape[0] != shape[0]
+    if rows_differ or value.shape[1] > shape[1] or not name.endswith("_ids"):
+        raise CapacityError(
+            f"{name} does not fit into the buffers of this engine",
+            got=value.shape,
+            expected=shape,
+            fix="list fewer ids",
+        )
+    padded = np.full(shape, -1, np.int32)
+    padded[:, : value.shape[1]] = value
+    return padded

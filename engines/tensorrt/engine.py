@@ -1,0 +1,225 @@
+"""The TensorRT engine: the plans of fill and reuse, lanes of captured graphs, one stream.
+
+It runs without torch and without Triton; the plugins' kernels lie in the plans. Nothing of an
+engine directory is executed on the host: `engine_host_code_allowed` stays off, and the plugin
+library is this installation's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lacache_trt.artifacts import Manifest
+from lacache_trt.engines.base import Capabilities, StepOutputs
+from lacache_trt.engines.padding import BUCKET, LISTED_IDS, Arrays
+from lacache_trt.engines.tensorrt.device import CudaDevice, Device
+from lacache_trt.engines.tensorrt.lane import Lane, LaneShape, Resources, lane_bytes
+from lacache_trt.engines.tensorrt.opening import Opened, check_machine, import_flavour, open_plans
+from lacache_trt.engines.tensorrt.profiles import Profile
+from lacache_trt.engines.tensorrt.session import TensorRTSession
+from lacache_trt.errors import CapacityError, EngineError
+
+MAX_LANES = 16
+
+
+def load(manifest: Manifest, trt: Any = None, device: Device | None = None) -> TensorRTEngine:
+    """Open an engine directory whose manifest has been checked.
+
+    `trt` and `device` are this machine's unless tests give their own.
+
+    Raises:
+        MissingDependencyError: TensorRT, PyCUDA or a GPU is missing.
+        ArtifactError: the plans are for another TensorRT, GPU or plugin library.
+        CapacityError: the plans do not fit into the device's memory.
+        EngineError: TensorRT refuses a plan.
+    """
+    trt = trt if trt is not None else import_flavour(manifest)
+    with ExitStack() as undo:
+        if device is None:
+            device = CudaDevice()
+        undo.callback(device.close)
+        check_machine(manifest, trt, device)
+        with device.activated():
+            engine = TensorRTEngine(manifest, device, open_plans(manifest, trt, device))
+        undo.pop_all()
+    return engine
+
+
+class TensorRTEngine:
+    """A loaded model; sessions on any thread share its plans, stream and lanes."""
+
+    def __init__(self, manifest: Manifest, device: Device, opened: Opened) -> None:
+        self.name = str(manifest.body["engine"])
+        self.config = manifest.model
+        self.device = device.name
+        self._device = device
+        self._profiles = opened.profiles
+        self._resources: Resources | None = opened.resources
+        self._opened: Opened | None = opened
+        self._lock = threading.RLock()
+        self._free: OrderedDict[int, Lane] = OrderedDict()
+        self._lanes: dict[int, Lane] = {}
+        self.capabilities = Capabilities(
+            caches=frozenset({"exact"}),
+            logits=any(profile.ranges["R"].high > 0 for profile in self._profiles),
+            max_batch=max(profile.ranges["B"].high for profile in self._profiles),
+        )
+
+    def session(self) -> TensorRTSession:
+        """A new session; it takes a lane at its first fill and gives it back when closed."""
+        self._require_open()
+        return TensorRTSession(self)
+
+    def shape_for(self, rows: int, columns: int, block: int) -> LaneShape:
+        """The lane that a batch goes into, of the first profile that covers it.
+
+        Raises:
+            CapacityError: no profile covers it.
+        """
+        for index, profile in enumerate(self._profiles):
+            length = profile.ranges["N"]
+            bucket = min(max(-(-columns // BUCKET) * BUCKET, length.low), length.high)
+            wanted = {"B": rows, "N": bucket, "Bk": block}
+            if columns <= bucket and all(_covers(profile, *item) for item in wanted.items()):
+                suppressed, excluded = (_listed(profile, symbol) for symbol in ("S", "E"))
+                return LaneShape(rows, bucket, block, suppressed, excluded, index)
+        raise CapacityError(
+            "no optimisation profile of this engine covers the request",
+            got=f"B={rows}, N={columns}, Bk={block}",
+            expected=" or ".join(_text(profile, ("B", "N", "Bk")) for profile in self._profiles),
+            fix=f"build again with --profile B={rows},N={columns},Bk={block} or a range around it",
+        )
+
+    def require_logit_columns(self, shape: LaneShape, count: int) -> None:
+        """Raise `CapacityError` unless the lane's profile covers that many logit columns."""
+        profile = self._profiles[shape.profile]
+        if not _covers(profile, "R", count):
+            raise CapacityError(
+                "the engine's profile does not cover this many logit columns",
+                got=count,
+                expected=_text(profile, ("R",)),
+                fix=f"build again with --profile ...,R=0:0:{count}",
+            )
+
+    def acquire(self, shape: LaneShape) -> Lane:
+        """A free lane of the shape, or a new one.
+
+        Raises:
+            CapacityError: a new lane does not fit into the device's memory.
+        """
+        with self._lock:
+            resources = self._require_open()
+            for key, lane in reversed(self._free.items()):
+                if lane.shape == shape:
+                    del self._free[key]
+                    return lane
+            with self._device.activated():
+                while len(self._lanes) >= MAX_LANES and self._free:
+                    self._evict()
+                self._make_room(resources, shape)
+                lane = Lane(resources, shape)
+            self._lanes[id(lane)] = lane
+            return lane
+
+    def release(self, lane: Lane) -> None:
+        """Take a lane back; it stays captured for the next session of its shape."""
+        with self._lock:
+            if self._resources is not None:
+                self._free[id(lane)] = lane
+
+    def run(self, lane: Lane, name: str, inputs: Arrays) -> None:
+        """Enqueue a graph of the lane; one thread enqueues at a time."""
+        with self._lock:
+            self._require_open()
+            with self._device.activated():
+                getattr(lane, name)(inputs)
+
+    def collect(self, lane: Lane, logit_columns: int) -> StepOutputs:
+        """Wait for a lane's step; other threads may enqueue meanwhile."""
+        with self._device.activated():
+            lane.wait()
+        with self._lock:
+            self._require_open()
+            with self._device.activated():
+                return lane.collect(logit_columns)
+
+    def read_caches(self, lane: Lane) -> dict[str, NDArray[np.float32]]:
+        """Copies of a lane's caches."""
+        with self._lock:
+            self._require_open()
+            with self._device.activated():
+                return lane.cache_arrays()
+
+    def close(self) -> None:
+        """Release plans, lanes and memory; calls in flight end with `EngineError`."""
+        with self._lock:
+            if self._resources is None:
+                return
+            with self._device.activated():
+                for lane in self._lanes.values():
+                    lane.release()
+                self._lanes.clear()
+                self._free.clear()
+                self._resources = self._opened = None
+            self._device.close()
+
+    def __enter__(self) -> TensorRTEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> Resources:
+        if self._resources is None:
+            raise EngineError("the engine is closed", fix="load it again with Runtime.load")
+        return self._resources
+
+    def _evict(self) -> None:
+        """Release the idle lane that was used longest ago."""
+        key, lane = self._free.popitem(last=False)
+        lane.release()
+        del self._lanes[key]
+
+    def _make_room(self, resources: Resources, shape: LaneShape) -> None:
+        """Release idle lanes until a new one fits; `CapacityError` if it never will."""
+        needed = lane_bytes(resources.plans, shape)
+        while needed > self._device.free_bytes() and self._free:
+            self._evict()
+        if needed > self._device.free_bytes():
+            raise CapacityError(
+                f"a batch of {shape.rows} rows and {shape.columns} columns does not fit "
+                "into the device's memory",
+                got=f"{self._device.free_bytes():,} bytes free",
+                expected=f"{needed:,} bytes",
+                fix="use a smaller batch or a shorter canvas",
+            )
+
+
+def _covers(profile: Profile, symbol: str, value: int) -> bool:
+    size = profile.ranges[symbol]
+    return size.low <= value <= size.high
+
+
+def _listed(profile: Profile, symbol: str) -> int:
+    """Width of an id list: what a lane usually holds, as far as the profile allows."""
+    size = profile.ranges[symbol]
+    return min(max(LISTED_IDS, size.low), size.high)
+
+
+def _text(profile: Profile, symbols: tuple[str, ...]) -> str:
+    return ", ".join(
+        f"{symbol}={profile.ranges[symbol].low} to {profile.ranges[symbol].high}"
+        for symbol in symbols
+    )

@@ -1,0 +1,119 @@
+"""What a build would make, without making it: every choice, memory per profile, precisions.
+
+Weights and caches are exact. Activations are an estimate, the tensors of one layer and of the head
+that live at the same time; TensorRT decides what it really takes (`inspect` shows it afterwards
+where a GPU was there to open the plan).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from lacache_trt.artifacts import Manifest
+from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.registry import resolve_for_build
+from lacache_trt.engines.tensorrt.building import Resolved, resolve_build
+from lacache_trt.engines.tensorrt.layout import plan_file
+from lacache_trt.engines.tensorrt.profiles import Profile
+from lacache_trt.engines.tensorrt.share_weights import dtype_name, large_weights, weight_tensors
+from lacache_trt.gpus import find_gpus
+from lacache_trt.model.config import DTYPE_BYTES, ModelConfig
+from lacache_trt.plugins.programs import PROGRAMS
+from lacache_trt.plugins.spec import DOMAIN
+
+_FLOAT32 = "norms, RoPE angles, softmax and its saved state, sampler"
+
+
+def plan_build(bundle: Manifest, options: BuildOptions) -> dict[str, Any]:
+    """The resolved build of a bundle as plain JSON types.
+
+    Raises:
+        MissingDependencyError: it could not be built here.
+        InvalidRequestError, CapacityError: an option does not suit the bundle.
+    """
+    entry = resolve_for_build(options.engine, options.tensorrt.sm)
+    settings = options.tensorrt
+    resolved = resolve_build(bundle, entry.name, settings)
+    models = {name: ir.load(bundle.path(f"{name}.onnx")) for name in resolved.contract}
+    return {
+        "engine": resolved.flavour,
+        "tensorrt": str(resolved.trt.__version__),
+        "sm": resolved.sm,
+        "dtype": resolved.dtype,
+        "weights": settings.weights,
+        "plugins": _plugins(models) if settings.plugins else {},
+        "files": [plan_file(name) for name in resolved.contract],
+        "memory": memory(bundle.model, resolved, models),
+        "gpu_memory_bytes": _gpu_memory(resolved.sm),
+        "precision": _precision(models["reuse"]),
+        "float32_everywhere": _FLOAT32,
+    }
+
+
+def memory(
+    config: ModelConfig, resolved: Resolved, models: Mapping[str, ir.Model]
+) -> list[dict[str, Any]]:
+    """Device bytes at the largest sizes of each profile, for one batch in flight."""
+    weights = _weight_bytes(models, shared=any(resolved.shared.values()))
+    size = DTYPE_BYTES[resolved.dtype]
+    return [
+        {"profile": profile.to_json(), "weights": weights, **_batch_bytes(config, profile, size)}
+        for profile in resolved.profiles
+    ]
+
+
+def _batch_bytes(config: ModelConfig, profile: Profile, size: int) -> dict[str, int]:
+    ranges = profile.ranges
+    rows, read = ranges["B"].high, ranges["Bk"].high + ranges["R"].high
+    tokens = rows * ranges["N"].high
+    layer = 2 * config.hidden_size + config.qkv_size + config.query_size
+    ffn = 2 * config.hidden_size + 3 * config.intermediate_size
+    return {
+        "caches": tokens * config.cache_bytes_per_token(size),
+        "activations": tokens * max(layer, ffn) * size,
+        "logits": rows * read * config.vocab_size * (size + DTYPE_BYTES["float32"]),
+    }
+
+
+def _weight_bytes(models: Mapping[str, ir.Model], shared: bool) -> int:
+    """Embedded weights lie in every plan that uses them; shared ones once."""
+    once: dict[str, int] = {}
+    total = 0
+    for model in models.values():
+        large = {spec.name for spec in large_weights(model)} if shared else set()
+        for name, tensor in weight_tensors(model).items():
+            if name in large:
+                once[name] = tensor.nbytes
+            else:
+                total += tensor.nbytes
+    return total + sum(once.values())
+
+
+def _plugins(models: Mapping[str, ir.Model]) -> dict[str, int]:
+    """Plugin nodes by op."""
+    nodes: Iterable[ir.Node] = (node for model in models.values() for node in model.graph)
+    found: dict[str, int] = {}
+    for node in nodes:
+        if node.domain == DOMAIN and node.op_type in PROGRAMS:
+            found[node.op_type] = found.get(node.op_type, 0) + 1
+    return found
+
+
+def _precision(model: ir.Model) -> dict[str, dict[str, int]]:
+    """Bytes of weights by dtype in every part of the model; GEMMs run in their weights' dtype."""
+    parts: dict[str, dict[str, int]] = {}
+    for name, tensor in weight_tensors(model).items():
+        words = name.split(".")
+        part = ".".join(words[:2]) if words[0] == "layers" else words[0]
+        dtypes = parts.setdefault(part, {})
+        dtype = dtype_name(tensor)
+        dtypes[dtype] = dtypes.get(dtype, 0) + tensor.nbytes
+    return parts
+
+
+def _gpu_memory(sm: int) -> int | None:
+    """Memory of this machine's first GPU of that SM."""
+    return next((gpu.memory_bytes for gpu in find_gpus().devices if gpu.sm == sm), None)

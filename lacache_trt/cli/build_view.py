@@ -1,0 +1,47 @@
+"""A planned build for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lacache_trt.cli.tables import human_bytes, key_values, table
+
+_PARTS = ("weights", "caches", "activations", "logits")
+
+
+def show_planned(planned: Mapping[str, Any]) -> None:
+    """Print what `lacache_trt.engines.tensorrt.estimate.plan_build` returned."""
+    plugins = planned["plugins"]
+    key_values(
+        "would be built",
+        {
+            "engine": f"{planned['engine']} {planned['tensorrt']}",
+            "for": f"sm_{planned['sm']}",
+            "dtype": planned["dtype"],
+            "weights": planned["weights"],
+            "plugins": ", ".join(f"{count} {op}" for op, count in plugins.items()) or "none",
+            "files": ", ".join(planned["files"]),
+        },
+    )
+    print()
+    rows = [_memory_row(entry) for entry in planned["memory"]]
+    table("device memory at each profile's largest sizes", ("profile", *_PARTS, "sum"), rows)
+    total = planned["gpu_memory_bytes"]
+    if total:
+        print(f"memory of the GPU: {human_bytes(total)}")
+    print("activations and logits are estimates; see docs/tensorrt.md")
+    print()
+    cells = [
+        (part, ", ".join(f"{dtype} {human_bytes(size)}" for dtype, size in dtypes.items()))
+        for part, dtypes in planned["precision"].items()
+    ]
+    table("weights and GEMMs", ("part", "precision"), cells)
+    print(f"float32 in every layer: {planned['float32_everywhere']}")
+
+
+def _memory_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    ranges = entry["profile"]
+    profile = ",".join(f"{name}={':'.join(map(str, sizes))}" for name, sizes in ranges.items())
+    sizes = [entry[name] for name in _PARTS]
+    return (profile, *(human_bytes(size) for size in (*sizes, sum(sizes))))
