@@ -1,6 +1,6 @@
 """tiny-llada on the CUDA engine: exact against none, accuracy, and the tokens for a comparison.
 
-    python3 benchmarks/run_from_checkout.py benchmarks/tiny_agreement.py BUNDLE
+python3 benchmarks/run_from_checkout.py benchmarks/tiny_agreement.py BUNDLE
 """
 
 import json
