@@ -16,7 +16,7 @@ class BuildOptions:
     """Options of a build.
 
     Attributes:
-        engine: a name of `registry.ENGINES`; `auto` is TensorRT, else TensorRT-RTX.
+        engine: tensorrt, tensorrt-rtx, cuda or onnxruntime; `auto` is TensorRT, else TensorRT-RTX.
         overwrite: replace an engine directory that stands at the output path.
         threads: threads of an engine that runs on the CPU; by default the engine decides.
         tensorrt: options that only TensorRT and TensorRT-RTX have.

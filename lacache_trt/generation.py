@@ -63,7 +63,8 @@ class GenerationConfig:
             logits; confidences come from the divided logits).
         cfg_scale: LLaDA `cfg_scale`; 0 switches classifier-free guidance off.
         remasking: LLaDA `remasking`: commit the most confident positions, or random ones.
-        policy: which positions a step commits: LLaDA's `schedule`, or Dream's `alg`.
+        policy: which positions a step commits: LLaDA's `schedule`, or Dream's `alg`: `origin`,
+            `maskgit_plus`, `topk_margin`, `entropy`.
         cache: what is kept between steps. `none` runs everything at every step.
         stop_at_eos: end the answer after a block that holds an end token; the reference loops of
             LLaDA and Dream have no such option (always False there).

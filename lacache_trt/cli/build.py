@@ -67,7 +67,9 @@ def _show_built(output: Output, report: BuildReport) -> None:
                 "seconds": f"{report.seconds:.1f}",
             },
         )
-        print(f'next: lacache-trt generate {report.out} "your question"')
+        print(
+            f'next: lacache-trt generate {report.out} "your question" --gen-length 128 --steps 128'
+        )
 
     output.result(data, render)
 

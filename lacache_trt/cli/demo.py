@@ -73,4 +73,7 @@ def _show_report(report: DemoReport) -> None:
         },
     )
     if report.directory:
-        print(f'next: lacache-trt generate {report.directory}/engine "your question" --stream')
+        print(
+            f'next: lacache-trt generate {report.directory}/engine "a question like these" '
+            "--gen-length 64 --steps 64 --stream"
+        )

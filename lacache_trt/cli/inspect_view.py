@@ -53,7 +53,7 @@ def _summary(found: Mapping[str, Any]) -> dict[str, object]:
     if "plugin_abi" in found:
         summary["plugin ABI"] = found["plugin_abi"] or "no plugins"
     for name in ("source", "bundle", "validation", "versions"):
-        if isinstance(found.get(name), Mapping):
+        if isinstance(found.get(name), Mapping) and one_line(found[name]) != "none":
             summary[name] = one_line(found[name])
     if "toolkit_version" in found:
         summary["written by"] = f"lacache-trt {found['toolkit_version']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
 import traceback
@@ -93,8 +94,21 @@ def _root(
     """Diffusion language models (LLaDA, Dream) from checkpoint to inference with exact caches."""
 
 
+def _prepare_streams() -> None:
+    """Standard streams that exist and that can print any text.
+
+    A closed one becomes the null device, before an artefact's file gets its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Entry point; whatever is not an expected error is a bug and is shown as one."""
+    _prepare_streams()
     try:
         app()
     except Exception:

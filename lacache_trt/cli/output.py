@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -105,4 +105,5 @@ def _print_error_json(output: Output, error: LaCacheError, exit_code: int) -> No
         **{name: None if value is None else str(value) for name, value in fields.items()},
         "exit_code": exit_code,
     }
-    print(json.dumps({"error": document}, indent=2))
+    with suppress(OSError):  # the failure may be that nothing can be written to stdout
+        print(json.dumps({"error": document}, indent=2), flush=True)

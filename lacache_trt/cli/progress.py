@@ -20,14 +20,8 @@ class RichProgress:
     """Implements `lacache_trt.progress.Progress`; a context manager that tidies the terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._bars = Bars(
-            SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            console=console or Console(stderr=True),
-        )
+        self._console = console or Console(stderr=True)
+        self._bars = self._new_bars()
         self._task: TaskID | None = None
         self._total = 1
 
@@ -46,8 +40,18 @@ class RichProgress:
         """Finish what is shown, so that something else can be drawn; `start` continues below."""
         self._finish()
         self._bars.stop()
-        for task in self._bars.task_ids:
-            self._bars.remove_task(task)
+        # A restarted display would move up by its old height, over what was drawn meanwhile.
+        self._bars = self._new_bars()
+
+    def _new_bars(self) -> Bars:
+        return Bars(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
 
     def __enter__(self) -> RichProgress:
         return self

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from lacache_trt.errors import ArtifactError, InvalidRequestError
+from lacache_trt.errors import InvalidRequestError
 from lacache_trt.generation import GenerationConfig
-from lacache_trt.strict_json import MAX_BYTES, read_object
+from lacache_trt.strict_json import read_bounded, read_object
 
 
 def read_generation_settings(path: Path) -> dict[str, object]:
@@ -26,10 +26,7 @@ def read_generation_settings(path: Path) -> dict[str, object]:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    try:
-        return read_object(path.resolve())
-    except ArtifactError as error:
-        raise InvalidRequestError(error.what, got=error.got, expected="a JSON object") from error
+    return read_object(path, failure=InvalidRequestError, follow_link=True)
 
 
 def _read_toml(path: Path) -> dict[str, object]:
@@ -39,8 +36,8 @@ def _read_toml(path: Path) -> dict[str, object]:
         raise InvalidRequestError(
             "reading TOML needs Python 3.11", got=path, fix="write the settings as JSON"
         ) from error
+    data = read_bounded(path, failure=InvalidRequestError, follow_link=True)
     try:
-        with path.open("rb") as file:
-            return dict(tomllib.loads(file.read(MAX_BYTES).decode("utf-8")))
-    except (OSError, ValueError) as error:
+        return dict(tomllib.loads(data.decode("utf-8")))
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{path.name} is not valid TOML", got=str(error)) from error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lacache_trt.cli.command import verb
 from lacache_trt.cli.output import Output
+
+if TYPE_CHECKING:
+    from lacache_trt.verify import VerifyReport
 
 BUNDLE_HELP = "Bundle to compare with; without it the engine's own plain graph is the reference."
 REPORT_HELP = "Write the report to this file, as JSON or Markdown by its suffix."
@@ -25,7 +28,6 @@ def verify(
 
     Exit code 1 if a numerical check fails.
     """
-
     from lacache_trt.errors import InvalidRequestError
     from lacache_trt.verify import verify_engine
 
@@ -35,6 +37,25 @@ def verify(
         )
     with output.progress() as progress:
         result = verify_engine(engines, bundle=bundle, report=report, progress=progress)
-    output.result(result.to_json(), lambda: print(result.to_markdown()))
+    output.result(result.to_json(), lambda: _show(result))
     if not result.passed:
         raise typer.Exit(1)
+
+
+def _show(report: VerifyReport) -> None:
+    from lacache_trt.cli.tables import one_line, table
+
+    table(
+        f"{'passed' if report.passed else 'FAILED'}: {report.engine} on {report.device}, "
+        f"{report.dtype}, against {report.reference}",
+        ("check", "held", "figures"),
+        [
+            (check.name, "yes" if check.passed else "NO", one_line(check.figures))
+            for check in report.checks
+        ],
+    )
+    print(
+        f"relative: largest difference over largest value, at most {report.bound:g}; "
+        "ulps: the same in units of float32 rounding;\n"
+        "excused: tokens that differ where the reference's two best are closer than that bound."
+    )

@@ -65,7 +65,7 @@ def check_prompt(prompt: object, model: ModelConfig, gen_length: int) -> Prompt:
             expected=f"at most {model.max_length} together",
             fix=f"shorten the prompt or choose gen_length <= {model.max_length - len(prompt)}"
             if len(prompt) < model.max_length
-            else f"shorten the prompt to less than {model.max_length} tokens",
+            else f"shorten the prompt to at most {max(1, model.max_length - gen_length)} tokens",
         )
     return tuple(_check_token(index, token, model) for index, token in enumerate(prompt))
 
