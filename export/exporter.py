@@ -24,6 +24,7 @@ from lacache_trt.export.weights import write_weights
 from lacache_trt.model.checkpoint import Checkpoint, resolve_model
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.progress import Progress, SilentProgress
+from lacache_trt.publish import refuse_overlap
 
 WEIGHTS = "weights.safetensors"
 _VERSIONED = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
@@ -62,6 +63,7 @@ def export_bundle(
     progress = progress or SilentProgress()
     started = time.monotonic()
     directory = resolve_model(model, options.revision)
+    refuse_overlap(Path(out), directory, inside_allowed=True)
     checkpoint = Checkpoint.open(directory)
     config = _configured(checkpoint.config, options)
     dtype = options.dtype or config.dtype

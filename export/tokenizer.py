@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lacache_trt.errors import ArtifactError, CheckpointError, OutputError
 from lacache_trt.model.checkpoint import checked_directory, contained_file, read_model_config
 from lacache_trt.model.json_file import read_bounded, read_json_object
-from lacache_trt.model.tokenizer_facts import token_text
+from lacache_trt.model.tokenizer_facts import MAX_ID_DIGITS, token_text
 from lacache_trt.text import (
     MAX_TOKENIZER_BYTES,
     TEXT_FILE,
@@ -181,7 +181,10 @@ def _added_entries(root: Path, config: Mapping[str, Any]) -> dict[int, Mapping[s
         entries: dict[int, Mapping[str, Any]] = {
             int(token): entry
             for token, entry in decoder.items()
-            if token.isdecimal() and isinstance(entry, dict) and token_text(entry) is not None
+            if token.isdecimal()
+            and len(token) <= MAX_ID_DIGITS
+            and isinstance(entry, dict)
+            and token_text(entry) is not None
         }
         if len(entries) == len(decoder):
             return entries

@@ -35,6 +35,7 @@ from lacache_trt.model.config import Dtype, ModelConfig, parameter_shapes
 from lacache_trt.model.ops import TorchOps
 from lacache_trt.model.transformer import Transformer
 from lacache_trt.progress import Progress
+from lacache_trt.publish import SCRATCH_MARK
 
 BOUND = 1e-4
 WEIGHTS = "weights.safetensors"
@@ -171,7 +172,7 @@ def _float32_graphs(
         yield bundle
         return
     with tempfile.TemporaryDirectory(
-        dir=bundle.parent, prefix=f"{bundle.name}.validate-"
+        dir=bundle.parent, prefix=f"{bundle.name}{SCRATCH_MARK}"
     ) as temporary:
         directory = Path(temporary)
         convert_weights(

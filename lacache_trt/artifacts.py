@@ -166,9 +166,10 @@ def _read_checked(directory: Path, kind: Kind | None) -> tuple[Kind, dict[str, o
         raise _with_fix(error, likely, directory) from error
     found = content["kind"]
     if found not in ("bundle", "engine"):
-        raise ArtifactError(
+        unknown = ArtifactError(
             "manifest.json is of an unknown kind", got=repr(found), expected="bundle or engine"
         )
+        raise _with_fix(unknown, likely, directory)
     if kind is not None and found != kind:
         raise _wrong_kind(directory, found, kind)
     return found, content
@@ -206,21 +207,24 @@ def _wrong_kind(directory: Path, found: Kind, wanted: Kind) -> ArtifactError:
 
 
 def _not_an_artifact(directory: Path, kind: Kind | None) -> ArtifactError:
-    wanted = kind or "bundle or engine"
-    if not directory.is_dir():
-        got = "a file" if directory.exists() else "nothing there"
+    wanted = {"bundle": "a bundle", "engine": "an engine"}.get(str(kind), "a bundle or engine")
+    if not os.path.isdir(directory):
+        got = "a file" if os.path.exists(directory) else "nothing there"
         return ArtifactError(
-            f"{directory} is not a directory", got=got, expected=f"a {wanted} directory"
+            f"{directory} is not a directory",
+            got=got,
+            expected=f"{wanted} directory",
+            fix="check the path; lacache-trt export and lacache-trt build write such directories",
         )
-    if (directory / "config.json").is_file():
+    if os.path.isfile(directory / "config.json"):
         return ArtifactError(
             f"{directory} is a checkpoint",
-            expected=f"a {wanted} directory",
+            expected=f"{wanted} directory",
             fix=f"export it first: lacache-trt export {directory} BUNDLE",
         )
     return ArtifactError(
         f"{directory} is not complete",
         got=f"no {MANIFEST_NAME}",
-        expected=f"a {wanted} directory",
+        expected=f"{wanted} directory",
         fix="write it with `lacache-trt export` or `lacache-trt build`",
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import wraps
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
@@ -17,6 +19,8 @@ from lacache_trt.errors import ArtifactError, InvalidRequestError
 MAX_TEMPLATE_CHARACTERS = 256 * 2**10
 MAX_OUTPUT_CHARACTERS = 4 * 2**20
 _MAX_EXPONENT = 64
+_MAX_BITS = 4096
+_DIGITS = re.compile(r"[0-9]+")
 # What opens an assistant's turn, by the marker that tells that a template writes such turns.
 _ASSISTANT_HEADERS = {
     "<|start_header_id|>": "<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -116,18 +120,28 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*":
             product = max(1, sizes[0]) * _factor(right), max(1, sizes[1]) * _factor(left)
             too_large = any(sizes) and max(product) > MAX_OUTPUT_CHARACTERS
+            too_large = too_large or sum(_bits(value) for value in (left, right)) > _MAX_BITS
         else:
             too_large = sum(sizes) > MAX_OUTPUT_CHARACTERS
         if too_large:
             raise SecurityError("value too large")
         return super().call_binop(context, operator, left, right)
 
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        subject = getattr(function, "__self__", None)
+        name = getattr(function, "__name__", "")
+        _refuse_large_result(name, (subject, *args, *kwargs.values()))
+        return super().call(context, function, *args, **kwargs)
+
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = _BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
+    environment.globals.pop("lipsum")
     environment.filters["tojson"] = _to_json
+    for name, function in environment.filters.items():
+        environment.filters[name] = _bounded_filter(name, function)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -144,12 +158,74 @@ def _bounded_text(template: Template, variables: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter, refused where its result would be too large; jinja's marks on it are kept."""
+
+    @wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        _refuse_large_result(name, (*args, *kwargs.values()))
+        return function(*args, **kwargs)
+
+    return bounded
+
+
+def _refuse_large_result(name: str, values: Sequence[Any]) -> None:
+    """Methods and filters that pad, repeat or join text, before they build it."""
+    values = [value for value in values if isinstance(value, (str, int, list, tuple))]
+    if any(isinstance(value, int) and abs(value) > MAX_OUTPUT_CHARACTERS for value in values):
+        raise SecurityError("number too large")
+    if _RESULT_SIZES.get(name, _no_text)(values) > MAX_OUTPUT_CHARACTERS:
+        raise SecurityError("value too large")
+
+
+def _no_text(values: Sequence[Any]) -> int:
+    return 0
+
+
+def _replaced_size(values: Sequence[Any]) -> int:
+    if len(values) < 3 or not all(isinstance(value, str) for value in values[:3]):
+        return 0
+    text, old, new = map(str, values[:3])
+    return len(text) + text.count(old) * len(new)
+
+
+def _indented_size(values: Sequence[Any]) -> int:
+    width = max((_length(value) or _factor(value) for value in values[1:]), default=0)
+    return str(values[0]).count("\n") * width if values else 0
+
+
+def _formatted_size(values: Sequence[Any]) -> int:
+    """The largest width or precision that stands in the format."""
+    text = values[0] if values and isinstance(values[0], str) else ""
+    return max((int(digits[:20]) for digits in _DIGITS.findall(text)), default=0)
+
+
+def _joined_size(values: Sequence[Any]) -> int:
+    """Separator and parts stand in either order: a method of the one, a filter of the other."""
+    parts = next((value for value in values if isinstance(value, (list, tuple))), ())
+    separators = (value for value in values if isinstance(value, str))
+    return sum(map(_length, parts)) + len(parts) * len(next(separators, ""))
+
+
+_RESULT_SIZES: dict[str, Callable[[Sequence[Any]], int]] = {
+    "replace": _replaced_size,
+    "indent": _indented_size,
+    "join": _joined_size,
+    "format": _formatted_size,
+    "format_map": _formatted_size,
+}
+
+
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes, list, tuple)) else 0
 
 
 def _factor(value: Any) -> int:
     return value if isinstance(value, int) else 1
+
+
+def _bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
 
 
 def _small(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 from lacache_trt.errors import ArtifactError
 from lacache_trt.model.config import DTYPES, ModelConfig
@@ -37,6 +37,12 @@ def read_model_section(data: object) -> ModelConfig:
             got=f"{config.num_heads} query heads, {config.num_kv_heads} key and value heads",
             expected="a multiple",
         )
+    if config.mask_id in config.eos_ids:
+        raise ArtifactError(
+            "the model section contradicts itself",
+            got=f"id {config.mask_id} both as the mask and as an end token",
+            expected="different ids",
+        )
     return config
 
 
@@ -59,7 +65,7 @@ def _plausible(name: str, data: dict[str, object]) -> bool:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+    return isinstance(value, (int, float)) and 0 < value <= sys.float_info.max
 
 
 def _is_token(value: object, data: dict[str, object]) -> bool:

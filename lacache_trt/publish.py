@@ -27,6 +27,8 @@ from types import FrameType
 from lacache_trt.errors import OutputError
 
 MANIFEST_NAME = "manifest.json"
+SCRATCH_MARK = ".scratch-"
+"""Stands in the name of a folder beside the temporary directory that shares its fate."""
 _ALWAYS_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -64,6 +66,21 @@ def publish_directory(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         finally:
             if lock >= 0:
                 os.close(lock)
+
+
+def refuse_overlap(out: Path, source: Path, *, inside_allowed: bool = False) -> None:
+    """Refuse an output that would replace the input, hold it or, by default, lie inside of it.
+
+    A file more makes a bundle one that its manifest does not describe; a checkpoint may hold more.
+    """
+    target, origin = Path(os.path.realpath(out)), Path(os.path.realpath(source))
+    if origin.is_relative_to(target) or (target.is_relative_to(origin) and not inside_allowed):
+        raise OutputError(
+            "the output and the input overlap",
+            got=f"output {out}, input {source}",
+            expected="an output directory beside the input",
+            fix="choose another output directory",
+        )
 
 
 def _sibling(out: Path, role: str) -> Path:
@@ -159,7 +176,8 @@ def _replace(temporary: Path, out: Path, overwrite: bool) -> None:
 
 def _recover(out: Path) -> None:
     """Clean up after processes that were killed while they wrote this output."""
-    pattern = re.compile(re.escape(f".{out.name}.") + r"(tmp|old)-(\d+)-[0-9a-f]{8}")
+    name = re.escape(f".{out.name}.") + r"(tmp|old)-(\d+)-[0-9a-f]{8}"
+    pattern = re.compile(rf"{name}(?:{re.escape(SCRATCH_MARK)}\w+)?")
     with suppress(OSError):
         for entry in sorted(os.scandir(out.parent), key=lambda entry: entry.name):
             match = pattern.fullmatch(entry.name)
@@ -168,7 +186,7 @@ def _recover(out: Path) -> None:
             path = Path(entry.path)
             if not _abandoned(path, int(match.group(2))):
                 continue
-            if match.group(1) == "old" and not out.exists():
+            if match.group(1) == "old" and SCRATCH_MARK not in entry.name and not out.exists():
                 os.rename(path, out)
             else:
                 _remove(path)

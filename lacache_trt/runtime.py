@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
+import numpy as np
+
 from lacache_trt.artifacts import load_manifest
 from lacache_trt.batch import Batch, Deadline
 from lacache_trt.decoding.policy import Policy
@@ -35,7 +37,7 @@ from lacache_trt.errors import (
 )
 from lacache_trt.generation import MAX_LENGTH, GenerationConfig, GenerationResult, StepEvent
 from lacache_trt.text import TextCodec
-from lacache_trt.validation import Interval, check_integer, describe
+from lacache_trt.validation import Interval, check_flag, check_integer, describe
 
 logger = logging.getLogger(__name__)
 PromptLike = str | Sequence[int]
@@ -76,9 +78,10 @@ class Runtime:
 
         Raises:
             ArtifactError: the directory is incomplete or was changed.
+            InvalidRequestError: `directory` is not a path.
             MissingDependencyError: the engine cannot run on this machine.
         """
-        manifest = load_manifest(Path(directory), "engine")
+        manifest = load_manifest(_checked_path(directory), "engine")
         codec = TextCodec.load(manifest.directory)
         runtime = cls(load_engine(manifest), codec, max_batch=max_batch, max_length=max_length)
         logger.info("loaded %s engine on %s", runtime.engine.name, runtime.engine.device)
@@ -112,7 +115,7 @@ class Runtime:
         config = GenerationConfig() if config is None else config
         single = isinstance(prompt, str) or _is_token_list(prompt)
         prompts = cast(list[PromptLike], [prompt] if single else _as_list(prompt))
-        batch, policy = self._prepare(prompts, config, raw)
+        batch, policy = self._prepare(prompts, config, raw, cancel)
         for _ in self._decode(batch, policy, cancel):
             pass
         results = [batch.result(row, self._text(batch, row)) for row in range(len(prompts))]
@@ -131,7 +134,7 @@ class Runtime:
         Closing the iterator stops at the next step and releases the caches.
         """
         config = GenerationConfig() if config is None else config
-        batch, policy = self._prepare([prompt], config, raw)
+        batch, policy = self._prepare([prompt], config, raw, cancel)
         for event in self._decode(batch, policy, cancel):
             yield replace(event, text=self._text(batch, event.row))
 
@@ -190,7 +193,11 @@ class Runtime:
         return outputs
 
     def _prepare(
-        self, prompts: Sequence[PromptLike], config: GenerationConfig, raw: bool
+        self,
+        prompts: Sequence[PromptLike],
+        config: GenerationConfig,
+        raw: bool,
+        cancel: threading.Event | None,
     ) -> tuple[Batch, Policy]:
         if self._closed.is_set():
             raise EngineError("the runtime is closed", fix="load it again with Runtime.load")
@@ -201,6 +208,8 @@ class Runtime:
                 expected="a GenerationConfig, or None for the defaults",
                 fix="GenerationConfig(gen_length=..., block_length=..., steps=...)",
             )
+        check_flag("raw", raw)
+        _check_cancel(cancel)
         self._check_limits(len(prompts), config)
         model = self.engine.config
         policy = build_policy(config)
@@ -280,8 +289,29 @@ def _checked_limit(name: str, value: int | None) -> int | None:
     return None if value is None else check_integer(name, value, _LIMITS[name])
 
 
+def _checked_path(directory: object) -> Path:
+    if not isinstance(directory, (str, Path)):
+        raise InvalidRequestError(
+            "the engine directory is not a path",
+            got=describe(directory),
+            expected="a str or a pathlib.Path",
+            fix="pass the directory that `lacache-trt build` wrote",
+        )
+    return Path(directory)
+
+
+def _check_cancel(cancel: object) -> None:
+    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+        raise InvalidRequestError(
+            "cancel is not an event",
+            got=describe(cancel),
+            expected="a threading.Event, or None",
+            fix="pass an event and set it to stop the call",
+        )
+
+
 def _as_list(prompts: object) -> list[PromptLike]:
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
         raise InvalidRequestError(
             "a prompt is neither text nor token ids",
             got=describe(prompts),
@@ -292,8 +322,12 @@ def _as_list(prompts: object) -> list[PromptLike]:
 
 def _is_token_list(prompt: object) -> bool:
     """A list of token ids rather than a list of prompts; an empty list is an empty batch."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1 and prompt.dtype.kind != "U"
     return isinstance(prompt, Sequence) and bool(prompt) and not _is_prompt(prompt[0])
 
 
 def _is_prompt(item: object) -> bool:
-    return isinstance(item, str) or (isinstance(item, Sequence) and not isinstance(item, bytes))
+    if isinstance(item, (str, np.ndarray)):
+        return True
+    return isinstance(item, Sequence) and not isinstance(item, bytes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +26,7 @@ def read_object(
     """One JSON object of a regular file; `failure` is raised for everything that is wrong.
 
     That is: missing, a symbolic link unless `follow_link`, too large, not UTF-8, not JSON,
-    repeated keys, NaN or Infinity, not an object.
+    repeated keys, NaN, Infinity or numbers beyond float64, not an object.
     """
     data = read_bounded(path, max_bytes, failure=failure, follow_link=follow_link)
     return parse_object(data, path.name, failure=failure)
@@ -67,7 +69,10 @@ def parse_object(data: bytes, name: str, *, failure: Failure = ArtifactError) ->
     """The JSON object in `data`, which came from the file `name`."""
     try:
         value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+            data.decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
         )
     except (ValueError, RecursionError) as error:
         raise failure(
@@ -93,10 +98,17 @@ def canonical_bytes(value: dict[str, object]) -> bytes:
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"key {repeated[0]!r} appears twice")
+        repeated = min(name for name, count in Counter(n for n, _ in pairs).items() if count > 1)
+        raise ValueError(f"key {repeated[:80]!r} appears twice")
     return result
+
+
+def _finite(text: str) -> float:
+    """A number that float64 holds: 1e999 would silently become Infinity."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

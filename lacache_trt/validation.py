@@ -64,11 +64,13 @@ def check_number(name: str, value: object, interval: Interval) -> float:
             expected=f"a float, {interval}",
             fix=f"pass {name} as a float",
         )
-    if isinstance(value, Integral) and int(value) not in interval:
-        raise _outside(name, value, "a float", interval)
-    if not math.isfinite(value) or float(value) not in interval:
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise _outside(name, value, "a finite float", interval) from error
+    if not math.isfinite(number) or number not in interval:
         raise _outside(name, value, "a finite float", interval)
-    return float(value)
+    return number
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -19,6 +19,7 @@ from lacache_trt.artifacts import load_manifest, publish_directory, write_manife
 from lacache_trt.contract import graph_specs
 from lacache_trt.contract_json import contract_from_json, contract_to_json
 from lacache_trt.errors import ArtifactError
+from lacache_trt.strict_json import parse_object
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +288,7 @@ def test_other_schema_versions(bundle: Path, version: object) -> None:
         (b"\xff\xfe", "not valid JSON"),
         (b'{"a": 1, "a": 2}', "appears twice"),
         (b'{"a": NaN}', "NaN"),
+        (b'{"schema_version": 1, "a": [-1e999]}', "too large for a number"),
         (b"[" * 100_000, "not valid JSON"),
         (b'{"schema_version": ' + b"1" * 5000 + b"}", "not valid JSON"),
         (b" " * (4 * 2**20 + 1), "too large"),
@@ -315,3 +317,19 @@ def test_contract_shapes_are_strict() -> None:
         tensor = {"name": "x", "shape": shape, "dtype": "int32"}
         with pytest.raises(ArtifactError, match="invalid shape"):
             contract_from_json({"fill": {"inputs": [tensor], "outputs": []}})
+
+
+def test_an_unknown_kind_says_how_to_write_it_again(bundle: Path) -> None:
+    edit_manifest(bundle, lambda manifest: manifest.update(kind="plan"), sign=True)
+    assert "lacache-trt export" in str(refused(bundle, "unknown kind").fix)
+
+
+def test_many_repeated_keys_are_refused_at_once() -> None:
+    text = "{" + ",".join(f'"{number % 100_000}":0' for number in range(200_000)) + "}"
+    with pytest.raises(ArtifactError, match="'0' appears twice"):
+        parse_object(text.encode(), "header")
+
+
+def test_the_mask_is_no_end_token(bundle: Path) -> None:
+    edit_manifest(bundle, lambda manifest: manifest["model"].update(eos_ids=[1, 99]), sign=True)
+    refused(bundle, "id 99 both as the mask and as an end token")

@@ -456,3 +456,33 @@ def test_ctrl_c(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
     assert err == "interrupted; partial output was discarded\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(tmp_path: Path, closed: str) -> None:
+    command = f"{sys.executable} -m lacache_trt.cli inspect {tmp_path / 'none'} {closed}"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
+    assert result.returncode == 3
+    assert b"Traceback" not in result.stdout + result.stderr
+
+
+def test_json_to_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "lacache_trt.cli", "doctor", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=120,
+            check=False,
+        )
+    assert result.returncode == 3
+    assert b"Traceback" not in result.stderr
+
+
+def test_settings_files_that_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "deep.toml").write_text("a=" + "[" * 5000 + "]" * 5000)
+    os.mkfifo(tmp_path / "pipe.toml")
+    for name in ("loop.json", "deep.toml", "pipe.toml"):
+        result = invoke("generate", "e", "a", "--config", tmp_path / name)
+        assert result.exit_code == 2, result.output

@@ -272,3 +272,16 @@ def test_llada_has_two_different_ff_out() -> None:
     gate, up = recipes["layers.0.gate_up.weight"].sources
     assert gate.name.endswith("ff_proj.weight")
     assert up.name.endswith("up_proj.weight")
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e400, 0])
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps"])
+def test_numbers_that_float64_cannot_hold(key: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=key):
+        model_config({**llada_config(), key: value})
+
+
+def test_the_mask_is_no_end_token() -> None:
+    raw = llada_config()
+    with pytest.raises(CheckpointError, match="also an end token"):
+        model_config({**raw, "eos_token_id": raw["mask_token_id"]})

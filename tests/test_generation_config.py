@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -197,3 +198,8 @@ def test_importing_the_settings_is_light() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "deadline_s"])
+def test_fractions_that_float64_cannot_hold(name: str) -> None:
+    refusal(**{"policy": "entropy", name: Fraction(10**400, 3)})

@@ -258,5 +258,17 @@ def test_living_writers_and_strangers_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     stale = tmp_path / f".out.tmp-{_dead_pid()}-11111111"
     stale.mkdir()
+    (tmp_path / f"{stale.name}{publish.SCRATCH_MARK}a_b1").mkdir()
     write_bundle(tmp_path / "out")
     assert leftovers(tmp_path) == sorted(names)
+
+
+def test_an_output_that_overlaps_its_input(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (tmp_path / "link").symlink_to(source)
+    for out in (source, tmp_path / "link", source / "out", tmp_path, source / ".." / "source"):
+        with pytest.raises(OutputError, match="overlap"):
+            publish.refuse_overlap(out, source)
+    publish.refuse_overlap(tmp_path / "sources", source)
+    publish.refuse_overlap(source / "out", source, inside_allowed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from canvases import Shape, greedy
 from stub_engines import StubEngine, broken_confidence
 
 from lacache_trt.artifacts import load_manifest
+from lacache_trt.contract import graph_specs
 from lacache_trt.engines.builder import load_engine
 from lacache_trt.errors import (
     ArtifactError,
@@ -254,6 +256,9 @@ WRONG_PROMPTS: dict[str, Any] = {
     "mixed ids": [1, "a"],
     "nested too deep": [[[1]]],
     "a number among prompts": [[1, 2], 3],
+    "an array without axes": np.array(5),
+    "an array of floats": np.array([1.0, 2.0]),
+    "an array of arrays of arrays": np.ones((1, 1, 1), np.int64),
     "negative id": [1, -1],
     "id beyond the vocabulary": [1, 97],
     "huge id": [2**70],
@@ -325,3 +330,71 @@ def test_text_without_a_tokenizer(runtimes: Any) -> None:
 def test_defaults(runtime: Runtime) -> None:
     result = runtime.generate(PROMPT)
     assert len(result.tokens) == GenerationConfig().gen_length
+
+
+def test_arrays_of_ids_are_prompts(runtime: Runtime) -> None:
+    config = GenerationConfig(gen_length=8, block_length=8, steps=8)
+    expected = runtime.generate(PROMPT, config)
+    assert isinstance(expected, GenerationResult)
+    single = runtime.generate(np.array(PROMPT), config)
+    assert isinstance(single, GenerationResult)
+    assert single.tokens == expected.tokens
+    for batch in ([np.array(PROMPT)], np.array([PROMPT])):
+        results = runtime.generate(batch, config)
+        assert isinstance(results, list)
+        assert results[0].tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    "call", [{"cancel": True}, {"cancel": "now"}, {"raw": "no"}, {"raw": None}]
+)
+def test_wrong_arguments(usable_after: Runtime, call: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=next(iter(call))):
+        usable_after.generate(PROMPT, CONFIG, **call)
+
+
+@pytest.mark.parametrize("directory", [None, 5, b"engine", ["engine"]])
+def test_a_directory_that_is_no_path(directory: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="not a path"):
+        Runtime.load(directory)
+
+
+def test_a_directory_that_the_system_refuses() -> None:
+    with pytest.raises(ArtifactError, match="not a directory"):
+        Runtime.load("x" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"engine": []}, "unknown engine"),
+        ({"threads": 10**6}, "number of threads"),
+        ({"threads": -1}, "number of threads"),
+        ({"threads": True}, "number of threads"),
+        ({"contract": {}}, "contradicts its model section"),
+        ({"vocab_size": 2**20}, "contradicts its model section"),
+    ],
+    ids=str,
+)
+def test_manifests_that_were_signed_again(
+    models: Any, tmp_path: Path, changes: dict[str, Any], match: str
+) -> None:
+    manifest = load_manifest(models("llada").engine, "engine")
+    model = {name: value for name, value in changes.items() if hasattr(manifest.model, name)}
+    contract = {} if "contract" in changes else manifest.contract
+    forged = replace(
+        manifest,
+        model=replace(manifest.model, **model),
+        contract=contract,
+        body={**manifest.body, **changes},
+    )
+    with pytest.raises(ArtifactError, match=match):
+        load_engine(forged)
+
+
+def test_sizes_that_contradict_the_graphs(models: Any) -> None:
+    manifest = load_manifest(models("llada").engine, "engine")
+    model = replace(manifest.model, vocab_size=manifest.model.vocab_size + 64)
+    forged = replace(manifest, model=model, contract=graph_specs(model, "float32"))
+    with pytest.raises(ArtifactError, match="outputs of graph 'reuse' differ"):
+        load_engine(forged)

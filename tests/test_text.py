@@ -295,7 +295,7 @@ def test_named_templates_and_template_file(llada: Path, tmp_path: Path) -> None:
 def test_ids_beyond_the_vocabulary(llada: Path, tmp_path: Path) -> None:
     root = shutil.copytree(llada, tmp_path / "copy")
     config = json.loads((root / "config.json").read_text())
-    config.update(vocab_size=318, embedding_size=318, mask_token_id=317, eos_token_id=316)
+    config.update(vocab_size=318, embedding_size=318, mask_token_id=315, eos_token_id=316)
     (root / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"<\|endoftext\|>'=318.*<\|mdm_mask\|>'=319"):
         write_tokenizer(root, tmp_path)
@@ -392,3 +392,35 @@ def test_loading_needs_neither_torch_nor_transformers(llada: Path, tmp_path: Pat
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x'.rjust(10**9) }}",
+        "{{ 'x'.zfill(10**9) }}",
+        "{{ 'x'|center(10**9) }}",
+        "{{ '%1000000000d'|format(1) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ ('a\\n' * 1000000)|indent(10000) }}",
+        "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
+        "{{ ('a' * 100000)|replace('a', 'b' * 100000) }}",
+        "{{ (['a'] * 100000)|join('b' * 100000) }}",
+        "{{ ('b' * 100000).join(['a'] * 100000) }}",
+        "{{ [1]|slice(10**9)|list }}",
+        "{% set n = namespace(x=10) %}{% for i in range(60) %}"
+        "{% set n.x = n.x * n.x %}{% endfor %}",
+        "{{ lipsum(n=10**5) }}",
+    ],
+)
+def test_templates_cannot_build_large_values(source: str) -> None:
+    with pytest.raises(ArtifactError, match="chat template fails"):
+        ChatTemplate(source).render(CHAT, {})
+
+
+def test_padding_and_joining_within_reason_works() -> None:
+    source = (
+        "{{ messages|map(attribute='role')|join(', ') }}{{ 'a\\nb'|indent(2) }}"
+        "{{ 'ab'.replace('b', 'c') }}{{ '%3d'|format(7) }}{{ 'x'|center(3) }}"
+    )
+    assert ChatTemplate(source).render(CHAT, {}) == "user, assistant, usera\n  bac  7 x "

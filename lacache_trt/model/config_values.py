@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,7 @@ class ConfigValues:
         """A positive finite number; `default` replaces an absent or null value."""
         value = self._value(key, default)
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not numeric or not math.isfinite(value) or value <= 0:
+        if not numeric or not 0 < value <= sys.float_info.max:
             raise self._invalid(key, value, "a positive finite number")
         return float(value)
 

@@ -101,7 +101,15 @@ def model_config(
     """
     tokenizer = tokenizer or TokenizerFacts()
     read = {"llada": _llada_config, "dream": _dream_config}[family_of(raw)]
-    return read(raw, stored_dtype, tokenizer, generation or {})
+    config = read(raw, stored_dtype, tokenizer, generation or {})
+    if config.mask_id in config.eos_ids:
+        raise CheckpointError(
+            "the mask token is also an end token",
+            got=f"mask id {config.mask_id}, end ids {config.eos_ids}",
+            expected="different ids",
+            fix="correct mask_token_id or eos_token_id in config.json and generation_config.json",
+        )
+    return config
 
 
 def _llada_config(

@@ -9,6 +9,8 @@ from typing import Any
 from lacache_trt.model.families import TokenizerFacts
 from lacache_trt.model.json_file import read_json_object
 
+MAX_ID_DIGITS = 10
+
 
 def read_tokenizer_facts(root: Path, contained_file: Callable[[Path, str], Path]) -> TokenizerFacts:
     """Special tokens of tokenizer_config.json, added_tokens.json and tokenizer.json.
@@ -42,7 +44,9 @@ def added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, int]:
     return {
         text: int(token)
         for token, entry in decoder.items()
-        if token.isdecimal() and (text := token_text(entry)) is not None
+        if token.isdecimal()
+        and len(token) <= MAX_ID_DIGITS
+        and (text := token_text(entry)) is not None
     }
 
 
