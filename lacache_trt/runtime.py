@@ -12,13 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import cast
-
-import numpy as np
 
 from lacache_trt.artifacts import load_manifest
 from lacache_trt.batch import Batch, Deadline
@@ -30,18 +27,21 @@ from lacache_trt.engines.base import Engine, Session, StepOutputs
 from lacache_trt.engines.builder import load_engine
 from lacache_trt.errors import (
     CancelledError,
-    CapacityError,
     DeadlineExceededError,
     EngineError,
     InvalidRequestError,
 )
-from lacache_trt.generation import MAX_LENGTH, GenerationConfig, GenerationResult, StepEvent
+from lacache_trt.generation import GenerationConfig, GenerationResult, StepEvent
+from lacache_trt.requests import (
+    Limits,
+    PromptLike,
+    as_prompts,
+    check_arguments,
+    engine_directory,
+)
 from lacache_trt.text import TextCodec
-from lacache_trt.validation import Interval, check_flag, check_integer, describe
 
 logger = logging.getLogger(__name__)
-PromptLike = str | Sequence[int]
-_LIMITS = {"max_batch": Interval(1, 2**31 - 1), "max_length": Interval(1, MAX_LENGTH)}
 
 
 class Runtime:
@@ -57,8 +57,7 @@ class Runtime:
     ) -> None:
         self.engine = engine
         self.codec = codec
-        self.max_batch = _checked_limit("max_batch", max_batch)
-        self.max_length = _checked_limit("max_length", max_length)
+        self.limits = Limits(max_batch, max_length)
         self._closed = threading.Event()
 
     @classmethod
@@ -81,7 +80,7 @@ class Runtime:
             InvalidRequestError: `directory` is not a path.
             MissingDependencyError: the engine cannot run on this machine.
         """
-        manifest = load_manifest(_checked_path(directory), "engine")
+        manifest = load_manifest(engine_directory(directory), "engine")
         codec = TextCodec.load(manifest.directory)
         runtime = cls(load_engine(manifest), codec, max_batch=max_batch, max_length=max_length)
         logger.info("loaded %s engine on %s", runtime.engine.name, runtime.engine.device)
@@ -113,8 +112,7 @@ class Runtime:
             CancelledError, DeadlineExceededError: stopped between two steps.
         """
         config = GenerationConfig() if config is None else config
-        single = isinstance(prompt, str) or _is_token_list(prompt)
-        prompts = cast(list[PromptLike], [prompt] if single else _as_list(prompt))
+        prompts, single = as_prompts(prompt)
         batch, policy = self._prepare(prompts, config, raw, cancel)
         for _ in self._decode(batch, policy, cancel):
             pass
@@ -201,49 +199,14 @@ class Runtime:
     ) -> tuple[Batch, Policy]:
         if self._closed.is_set():
             raise EngineError("the runtime is closed", fix="load it again with Runtime.load")
-        if not isinstance(config, GenerationConfig):
-            raise InvalidRequestError(
-                "config is not a GenerationConfig",
-                got=describe(config),
-                expected="a GenerationConfig, or None for the defaults",
-                fix="GenerationConfig(gen_length=..., block_length=..., steps=...)",
-            )
-        check_flag("raw", raw)
-        _check_cancel(cancel)
-        self._check_limits(len(prompts), config)
-        model = self.engine.config
-        policy = build_policy(config)
+        check_arguments(config, raw, cancel, self.engine)
+        self.limits.check_batch(len(prompts), self.engine)
+        model, policy = self.engine.config, build_policy(config)
         ids = [
             check_prompt(self._tokens(prompt, raw), model, config.gen_length) for prompt in prompts
         ]
-        longest = max(len(tokens) for tokens in ids) + config.gen_length
-        if self.max_length is not None and longest > self.max_length:
-            raise CapacityError(
-                "prompt and generated part are longer than this runtime allows",
-                got=f"{longest} columns",
-                expected=f"at most {self.max_length}",
-                fix="shorten the prompt or gen_length, or load with a larger max_length",
-            )
+        self.limits.check_length(max(len(tokens) for tokens in ids) + config.gen_length)
         return Batch(ids, config, model, engine_samples=not policy.needs_logits), policy
-
-    def _check_limits(self, rows: int, config: GenerationConfig) -> None:
-        abilities = self.engine.capabilities
-        if rows == 0:
-            raise InvalidRequestError("no prompt was given", expected="at least one prompt")
-        limits = [limit for limit in (self.max_batch, abilities.max_batch) if limit is not None]
-        if limits and rows > min(limits):
-            raise CapacityError(
-                "too many prompts in one call",
-                got=rows,
-                expected=f"at most {min(limits)}",
-                fix="split the batch, or load with a larger max_batch",
-            )
-        if config.cache not in abilities.caches:
-            raise InvalidRequestError(
-                f"the {self.engine.name} engine has no cache={config.cache!r}",
-                expected=", ".join(sorted(abilities.caches)),
-                fix="choose one of these",
-            )
 
     def _tokens(self, prompt: PromptLike, raw: bool) -> Prompt | PromptLike:
         if not isinstance(prompt, str):
@@ -283,51 +246,3 @@ class Runtime:
                 got=f"{deadline.seconds} s",
                 fix="raise deadline_s",
             )
-
-
-def _checked_limit(name: str, value: int | None) -> int | None:
-    return None if value is None else check_integer(name, value, _LIMITS[name])
-
-
-def _checked_path(directory: object) -> Path:
-    if not isinstance(directory, (str, Path)):
-        raise InvalidRequestError(
-            "the engine directory is not a path",
-            got=describe(directory),
-            expected="a str or a pathlib.Path",
-            fix="pass the directory that `lacache-trt build` wrote",
-        )
-    return Path(directory)
-
-
-def _check_cancel(cancel: object) -> None:
-    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
-        raise InvalidRequestError(
-            "cancel is not an event",
-            got=describe(cancel),
-            expected="a threading.Event, or None",
-            fix="pass an event and set it to stop the call",
-        )
-
-
-def _as_list(prompts: object) -> list[PromptLike]:
-    if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
-        raise InvalidRequestError(
-            "a prompt is neither text nor token ids",
-            got=describe(prompts),
-            expected="a string, a list of ints, or a list of either",
-        )
-    return list(prompts)
-
-
-def _is_token_list(prompt: object) -> bool:
-    """A list of token ids rather than a list of prompts; an empty list is an empty batch."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.ndim == 1 and prompt.dtype.kind != "U"
-    return isinstance(prompt, Sequence) and bool(prompt) and not _is_prompt(prompt[0])
-
-
-def _is_prompt(item: object) -> bool:
-    if isinstance(item, (str, np.ndarray)):
-        return True
-    return isinstance(item, Sequence) and not isinstance(item, bytes)

@@ -1,0 +1,122 @@
+"""Checks of what a caller hands to `Runtime`, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lacache_trt.engines.base import Engine
+from lacache_trt.errors import CapacityError, InvalidRequestError
+from lacache_trt.generation import MAX_LENGTH, GenerationConfig
+from lacache_trt.validation import Interval, check_flag, check_integer, describe
+
+PromptLike = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one call may ask for; None leaves it to the engine and the model.
+
+    Attributes:
+        max_batch: most prompts of one call.
+        max_length: most columns, prompt and generated part together.
+    """
+
+    max_batch: int | None = None
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_batch is not None:
+            check_integer("max_batch", self.max_batch, Interval(1, 2**31 - 1))
+        if self.max_length is not None:
+            check_integer("max_length", self.max_length, Interval(1, MAX_LENGTH))
+
+    def check_batch(self, rows: int, engine: Engine) -> None:
+        """Refuse an empty batch, and one larger than the limit or the engine's own."""
+        if rows == 0:
+            raise InvalidRequestError("no prompt was given", expected="at least one prompt")
+        limits = (self.max_batch, engine.capabilities.max_batch)
+        most = min((limit for limit in limits if limit is not None), default=rows)
+        if rows > most:
+            raise CapacityError(
+                "too many prompts in one call",
+                got=rows,
+                expected=f"at most {most}",
+                fix="split the batch, or load with a larger max_batch",
+            )
+
+    def check_length(self, columns: int) -> None:
+        """Refuse a canvas longer than the limit."""
+        if self.max_length is not None and columns > self.max_length:
+            raise CapacityError(
+                "prompt and generated part are longer than this runtime allows",
+                got=f"{columns} columns",
+                expected=f"at most {self.max_length}",
+                fix="shorten the prompt or gen_length, or load with a larger max_length",
+            )
+
+
+def engine_directory(directory: object) -> Path:
+    """The path that `Runtime.load` was given."""
+    if not isinstance(directory, (str, Path)):
+        raise InvalidRequestError(
+            "the engine directory is not a path",
+            got=describe(directory),
+            expected="a str or a pathlib.Path",
+            fix="pass the directory that `lacache-trt build` wrote",
+        )
+    return Path(directory)
+
+
+def check_arguments(config: object, raw: object, cancel: object, engine: Engine) -> None:
+    """Types of a call's settings, and that the engine has the cache asked for."""
+    if not isinstance(config, GenerationConfig):
+        raise InvalidRequestError(
+            "config is not a GenerationConfig",
+            got=describe(config),
+            expected="a GenerationConfig, or None for the defaults",
+            fix="GenerationConfig(gen_length=..., block_length=..., steps=...)",
+        )
+    check_flag("raw", raw)
+    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+        raise InvalidRequestError(
+            "cancel is not an event",
+            got=describe(cancel),
+            expected="a threading.Event, or None",
+            fix="pass an event and set it to stop the call",
+        )
+    if config.cache not in engine.capabilities.caches:
+        raise InvalidRequestError(
+            f"the {engine.name} engine has no cache={config.cache!r}",
+            expected=", ".join(sorted(engine.capabilities.caches)),
+            fix="choose one of these",
+        )
+
+
+def as_prompts(prompt: object) -> tuple[list[PromptLike], bool]:
+    """The prompts of a call, and whether it was one prompt and not a list of them."""
+    if isinstance(prompt, str) or _is_token_list(prompt):
+        return [prompt], True  # type: ignore[list-item]
+    if not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) == 0:
+        raise InvalidRequestError(
+            "a prompt is neither text nor token ids",
+            got=describe(prompt),
+            expected="a string, a list of ints, or a list of either",
+        )
+    return list(prompt), False
+
+
+def _is_token_list(prompt: object) -> bool:
+    """A list of token ids rather than a list of prompts; an empty list is an empty batch."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1 and prompt.dtype.kind != "U"
+    return isinstance(prompt, Sequence) and bool(prompt) and not _is_prompt(prompt[0])
+
+
+def _is_prompt(item: object) -> bool:
+    if isinstance(item, (str, np.ndarray)):
+        return True
+    return isinstance(item, Sequence) and not isinstance(item, bytes)
