@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from lacache_trt.artifacts import load_manifest
 from lacache_trt.batch import Batch, Deadline
+from lacache_trt.closing import ClosesOnExit
 from lacache_trt.decoding.policy import Policy
 from lacache_trt.decoding.registry import build_policy
 from lacache_trt.decoding.rows import Prompt, check_prompt
@@ -44,7 +44,7 @@ from lacache_trt.text import TextCodec
 logger = logging.getLogger(__name__)
 
 
-class Runtime:
+class Runtime(ClosesOnExit):
     """A loaded engine and its tokenizer. Safe to call from many threads at once."""
 
     def __init__(
@@ -141,17 +141,6 @@ class Runtime:
         if not self._closed.is_set():
             self._closed.set()
             self.engine.close()
-
-    def __enter__(self) -> Runtime:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _decode(
         self, batch: Batch, policy: Policy, cancel: threading.Event | None

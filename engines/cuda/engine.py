@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from lacache_trt.artifacts import Manifest
+from lacache_trt.closing import ClosesOnExit
 from lacache_trt.engines.base import Capabilities
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, lane_bytes
@@ -68,7 +68,7 @@ def device_model(
     return model.eval()
 
 
-class CudaEngine:
+class CudaEngine(ClosesOnExit):
     """A loaded model; sessions on any thread share its weights, stream and lanes."""
 
     name = "cuda"
@@ -154,17 +154,6 @@ class CudaEngine:
             self._free.clear()
             self._model = None
             torch.cuda.empty_cache()
-
-    def __enter__(self) -> CudaEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _require_open(self) -> Transformer:
         if self._model is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from lacache_trt.artifacts import Manifest
+from lacache_trt.closing import ClosesOnExit
 from lacache_trt.contract import GraphSpec, graph_specs
 from lacache_trt.engines.base import Canvas, Capabilities, Int, Sampling, StepOutputs
 from lacache_trt.errors import ArtifactError, EngineError
@@ -28,7 +28,7 @@ def load(manifest: Manifest) -> OnnxRuntimeEngine:
     return OnnxRuntimeEngine(manifest)
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(ClosesOnExit):
     """A loaded model; sessions on any thread share it.
 
     `plain` is opened at its first use, because it would hold the weights a second time.
@@ -70,17 +70,6 @@ class OnnxRuntimeEngine:
         with self._lock:
             self._graphs.clear()
             self._closed = True
-
-    def __enter__(self) -> OnnxRuntimeEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _open(self, name: str) -> ort.InferenceSession:
         options = ort.SessionOptions()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lacache_trt.artifacts import Manifest
+from lacache_trt.closing import ClosesOnExit
 from lacache_trt.engines.base import Capabilities, StepOutputs
 from lacache_trt.engines.padding import BUCKET, LISTED_IDS, Arrays
 from lacache_trt.engines.tensorrt.device import CudaDevice, Device
@@ -52,7 +52,7 @@ def load(manifest: Manifest, trt: Any = None, device: Device | None = None) -> T
     return engine
 
 
-class TensorRTEngine:
+class TensorRTEngine(ClosesOnExit):
     """A loaded model; sessions on any thread share its plans, stream and lanes."""
 
     def __init__(self, manifest: Manifest, device: Device, opened: Opened) -> None:
@@ -169,17 +169,6 @@ class TensorRTEngine:
                 self._free.clear()
                 self._resources = self._opened = None
             self._device.close()
-
-    def __enter__(self) -> TensorRTEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _require_open(self) -> Resources:
         if self._resources is None:
