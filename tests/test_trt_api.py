@@ -1,6 +1,6 @@
 """Our use of TensorRT's Python API against the real bindings, of TensorRT 11.4 and TensorRT-RTX.
 
-The lean runtime stands in for the full TensorRT, which no registry has: nothing executes here.
+The lean runtime stands in for the full TensorRT: nothing executes here.
 """
 
 from __future__ import annotations
