@@ -1,31 +1,60 @@
-"""tiny-llada on the CUDA engine: exact against none, accuracy, and the tokens for a comparison.
+"""tiny-llada on an engine: exact caches against none, accuracy, and the tokens for a comparison.
 
-python3 benchmarks/run_from_checkout.py benchmarks/tiny_agreement.py BUNDLE
+    python3 benchmarks/run_from_checkout.py benchmarks/tiny_agreement.py BUNDLE
+
+The held-out problems are one batch. The tokens go to `tiny_tokens.json` under $OUT, or here.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-from lacache_trt import GenerationConfig, Runtime
+from lacache_trt import GenerationConfig, GenerationResult, Runtime
 from lacache_trt.demo.problems import is_correct, problem
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
 
-PROBLEMS = 64
-out = Path(os.environ.get("OUT", "."))
-problems = [problem("held-out", index) for index in range(PROBLEMS)]
-with tempfile.TemporaryDirectory() as folder:
-    engine = Path(folder) / "engine"
-    build_engine(Path(sys.argv[1]), engine, BuildOptions(engine="cuda"))
-    answers = {}
-    with Runtime.load(engine) as runtime:
-        for cache in ("exact", "none"):
-            config = GenerationConfig(gen_length=64, block_length=32, steps=64, cache=cache)
-            answers[cache] = runtime.generate([each.question for each in problems], config)
-equal = sum(a.tokens == b.tokens for a, b in zip(answers["exact"], answers["none"], strict=True))
-right = sum(is_correct(p, a.text or "") for p, a in zip(problems, answers["exact"], strict=True))
-print(f"{equal} of {PROBLEMS} generations equal, {right} answers right")
-(out / "tiny_tokens.json").write_text(json.dumps([list(a.tokens) for a in answers["exact"]]))
+
+def answers_by_cache(
+    bundle: Path, engine: str, questions: list[str]
+) -> dict[str, list[GenerationResult]]:
+    """Results of one batch with exact caches and without any."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "engine"
+        build_engine(bundle, directory, BuildOptions(engine=engine))
+        with Runtime.load(directory) as runtime:
+            for cache in ("exact", "none"):
+                config = GenerationConfig(gen_length=64, block_length=32, steps=64, cache=cache)
+                results = runtime.generate(questions, config)
+                found[cache] = results if isinstance(results, list) else [results]
+    return found
+
+
+def main() -> None:
+    """Compare, print, write the tokens."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--engine", default="cuda")
+    parser.add_argument("--problems", type=int, default=64)
+    arguments = parser.parse_args()
+    problems = [problem("held-out", index) for index in range(arguments.problems)]
+    questions = [each.question for each in problems]
+    found = answers_by_cache(arguments.bundle, arguments.engine, questions)
+    pairs = zip(found["exact"], found["none"], strict=True)
+    equal = sum(exact.tokens == none.tokens for exact, none in pairs)
+    right = sum(
+        is_correct(each, answer.text or "")
+        for each, answer in zip(problems, found["exact"], strict=True)
+    )
+    print(f"{equal} of {len(problems)} generations equal, {right} answers right")
+    tokens = json.dumps([list(answer.tokens) for answer in found["exact"]])
+    (Path(os.environ.get("OUT", ".")) / "tiny_tokens.json").write_text(tokens)
+
+
+if __name__ == "__main__":
+    main()
