@@ -30,7 +30,10 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.engine != AUTO and self.engine not in ENGINES:
             raise InvalidRequestError(
-                "unknown engine", got=self.engine, expected=", ".join((AUTO, *ENGINES))
+                "unknown engine",
+                got=self.engine,
+                expected=", ".join((AUTO, *ENGINES)),
+                fix="choose one of these",
             )
         if self.threads is not None and not (
             type(self.threads) is int and 0 < self.threads <= MAX_THREADS
@@ -39,6 +42,7 @@ class BuildOptions:
                 "threads is not a sensible number",
                 got=repr(self.threads),
                 expected=f"1 to {MAX_THREADS}",
+                fix="leave it out and the engine decides",
             )
         if self.engine not in (AUTO, *TENSORRT_ENGINES) and self.tensorrt != TensorRTOptions():
             raise InvalidRequestError(

@@ -35,7 +35,12 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise InvalidRequestError("unknown dtype", got=self.dtype, expected=", ".join(DTYPES))
+            raise InvalidRequestError(
+                "unknown dtype",
+                got=self.dtype,
+                expected=", ".join(DTYPES),
+                fix="choose one of these, or leave it out to keep the checkpoint's",
+            )
         if type(self.opset) is not int or self.opset != OPSET:
             raise InvalidRequestError(
                 "unsupported opset", got=repr(self.opset), expected=f"{OPSET}", fix="leave it out"
@@ -45,12 +50,21 @@ class ExportOptions:
                 "max_length is not a sensible length",
                 got=repr(self.max_length),
                 expected="a positive integer below 2^31",
+                fix="leave it out to take the checkpoint's",
             )
         if self.revision is not None and not (isinstance(self.revision, str) and self.revision):
-            raise InvalidRequestError("revision is not text", got=repr(self.revision))
+            raise InvalidRequestError(
+                "revision is not text",
+                got=repr(self.revision),
+                expected="a commit, tag or branch",
+                fix="leave it out for the newest",
+            )
         if self.validate not in get_args(Validate):
             raise InvalidRequestError(
-                "unknown validation", got=self.validate, expected=", ".join(get_args(Validate))
+                "unknown validation",
+                got=self.validate,
+                expected=", ".join(get_args(Validate)),
+                fix="choose one of these",
             )
 
 

@@ -84,6 +84,7 @@ def write_tokenizer(checkpoint_dir: str | Path, out_dir: str | Path) -> Tokenize
             "cannot write the tokenizer",
             got=f"{type(error).__name__}: {error.strerror or error}",
             expected=f"a writable directory {out_dir}",
+            fix="choose a directory that is writable and has room",
         ) from error
     return files
 

@@ -181,10 +181,16 @@ def _self_digest(content: Mapping[str, object]) -> str:
 
 
 def _with_fix(error: ArtifactError, kind: Kind, directory: Path) -> ArtifactError:
-    """The same error, completed by the command that writes the artefact again."""
+    """The same error, completed by what was expected and the command that writes it again."""
     command = f"write it again: {rebuild_command(kind, directory)}"
     what = f"{kind} {directory}: {error.what}"
-    return ArtifactError(what, got=error.got, expected=error.expected, fix=error.fix or command)
+    verb = {"bundle": "export", "engine": "build"}[kind]
+    return ArtifactError(
+        what,
+        got="damaged or edited" if error.got is None else error.got,
+        expected=error.expected or f"the {kind} exactly as lacache-trt {verb} wrote it",
+        fix=command,
+    )
 
 
 def _wrong_schema(found: object, writer: object) -> ArtifactError:

@@ -29,6 +29,7 @@ from lacache_trt.errors import OutputError
 MANIFEST_NAME = "manifest.json"
 SCRATCH_MARK = ".scratch-"
 """Stands in the name of a folder beside the temporary directory that shares its fate."""
+_EXPECTED = "a new or empty directory in a folder that exists"
 _ALWAYS_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -101,21 +102,35 @@ def _create(temporary: Path, out: Path) -> int:
 
 def _refuse_unwritable(out: Path, overwrite: bool) -> None:
     if not out.name:
-        raise OutputError("the output is the root directory", fix="name a new directory")
+        raise OutputError(
+            "the output is the root directory",
+            got=out,
+            expected=_EXPECTED,
+            fix="name a new directory",
+        )
     if not out.parent.is_dir():
         raise OutputError(
             "the folder that should hold the output does not exist",
             got=out.parent,
+            expected=_EXPECTED,
             fix=f"mkdir -p {out.parent}",
         )
     if out.is_symlink():
         raise OutputError(
-            "the output is a symbolic link", got=out, fix="name the directory that it points to"
+            "the output is a symbolic link",
+            got=out,
+            expected=_EXPECTED,
+            fix="name the directory that it points to",
         )
     if not out.exists():
         return
     if not out.is_dir():
-        raise OutputError("the output exists and is a file", got=out, fix="choose another name")
+        raise OutputError(
+            "the output exists and is a file",
+            got=out,
+            expected=_EXPECTED,
+            fix="choose another name",
+        )
     _refuse_occupied(out, overwrite)
 
 
@@ -130,12 +145,14 @@ def _refuse_occupied(out: Path, overwrite: bool) -> None:
         raise OutputError(
             "the output directory is not empty",
             got=out,
+            expected=_EXPECTED,
             fix="choose another directory, or add --force (overwrite=True) to replace it",
         )
     if MANIFEST_NAME not in entries:
         raise OutputError(
             "the output directory is not an artefact of this toolkit, so it is not replaced",
             got=f"{out} without {MANIFEST_NAME}",
+            expected="a bundle or engine directory, which alone is replaced",
             fix="choose another directory, or empty this one yourself",
         )
 

@@ -37,7 +37,12 @@ class Limits:
     def check_batch(self, rows: int, engine: Engine) -> None:
         """Refuse an empty batch, and one larger than the limit or the engine's own."""
         if rows == 0:
-            raise InvalidRequestError("no prompt was given", expected="at least one prompt")
+            raise InvalidRequestError(
+                "no prompt was given",
+                got="an empty list",
+                expected="at least one prompt",
+                fix="leave the call out, or pass a prompt",
+            )
         limits = (self.max_batch, engine.capabilities.max_batch)
         most = min((limit for limit in limits if limit is not None), default=rows)
         if rows > most:
@@ -91,6 +96,7 @@ def check_arguments(config: object, raw: object, cancel: object, engine: Engine)
     if config.cache not in engine.capabilities.caches:
         raise InvalidRequestError(
             f"the {engine.name} engine has no cache={config.cache!r}",
+            got=f"cache={config.cache!r}",
             expected=", ".join(sorted(engine.capabilities.caches)),
             fix="choose one of these",
         )
@@ -105,6 +111,7 @@ def as_prompts(prompt: object) -> tuple[list[PromptLike], bool]:
             "a prompt is neither text nor token ids",
             got=describe(prompt),
             expected="a string, a list of ints, or a list of either",
+            fix="pass text, or token ids as a list",
         )
     return list(prompt), False
 

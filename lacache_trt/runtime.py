@@ -203,6 +203,7 @@ class Runtime(ClosesOnExit):
         if self.codec is None:
             raise InvalidRequestError(
                 "a text prompt needs a tokenizer, and this engine directory has none",
+                got="text",
                 expected="a list of token ids",
                 fix="export from a checkpoint with tokenizer files, or pass token ids",
             )

@@ -53,7 +53,12 @@ def read_bounded(
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise failure(f"{path.name} is not a regular file", got=str(path))
+        raise failure(
+            f"{path.name} is not a regular file",
+            got=str(path),
+            expected="a JSON file",
+            fix="put the file back that belongs there",
+        )
     with os.fdopen(descriptor, "rb") as file:
         if status.st_size > max_bytes:
             raise failure(
@@ -79,10 +84,14 @@ def parse_object(data: bytes, name: str, *, failure: Failure = ArtifactError) ->
             f"{name} is not valid JSON",
             got=str(error)[:200],
             expected="one UTF-8 JSON object with unique keys",
+            fix=f"write or download {name} again",
         ) from error
     if not isinstance(value, dict):
         raise failure(
-            f"{name} is not a JSON object", got=type(value).__name__, expected="an object"
+            f"{name} is not a JSON object",
+            got=type(value).__name__,
+            expected="an object",
+            fix=f"write or download {name} again",
         )
     return value
 

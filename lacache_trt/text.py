@@ -68,12 +68,20 @@ class TextCodec:
         text that is no valid Unicode.
         """
         if not isinstance(text, str):
-            raise InvalidRequestError("a prompt is not text", got=type(text).__name__)
+            raise InvalidRequestError(
+                "a prompt is not text",
+                got=type(text).__name__,
+                expected="a str",
+                fix="decode bytes first, or pass token ids to the runtime",
+            )
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidRequestError(
-                "a prompt is not valid Unicode", got=str(error)[:80], expected="no lone surrogates"
+                "a prompt is not valid Unicode",
+                got=str(error)[:80],
+                expected="no lone surrogates",
+                fix="remove or replace them",
             ) from error
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids

@@ -87,6 +87,8 @@ def test_a_damaged_file_is_refused_before_anything_runs(
     build = partial(builder.build_engine, directory, scratch / "out", options)
     with pytest.raises(ArtifactError) as caught:
         Runtime.load(directory) if kind == "engine" else build()
+    assert caught.value.got is not None
+    assert caught.value.expected
     assert caught.value.fix
     assert not (scratch / "out").exists()
 

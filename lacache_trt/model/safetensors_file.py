@@ -146,7 +146,12 @@ def open_regular(path: Path) -> Iterator[int]:
         ) from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise CheckpointError(f"{path.name} is not a regular file", got=str(path))
+            raise CheckpointError(
+                f"{path.name} is not a regular file",
+                got=str(path),
+                expected="a safetensors file",
+                fix="download the checkpoint again",
+            )
         yield descriptor
     finally:
         os.close(descriptor)
