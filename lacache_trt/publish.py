@@ -249,16 +249,21 @@ def _output_error(error: OSError, out: Path) -> OutputError:
         return OutputError(
             "the disk is full or the quota is used up; nothing was left behind",
             got=f"{free / 2**20:.0f} MiB free in {out.parent}",
+            expected="room for the whole output beside it",
             fix="free some space, or choose an output on another disk",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return OutputError(
             "no permission to write the output",
             got=f"{out.parent}: {error.strerror}",
+            expected="a folder that this user may write to",
             fix="choose a folder that you can write to",
         )
     return OutputError(
-        "the output could not be written; nothing was left behind", got=f"{out}: {error}"
+        "the output could not be written; nothing was left behind",
+        got=f"{out}: {error}",
+        expected=_EXPECTED,
+        fix="choose another output directory",
     )
 
 
