@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import fp8_checks
 import kernel_checks as checks
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ HOMES = (
     (checks.rms_norm, "rms_norm_kernel"),
     (checks.rope, "rope_kernel"),
     (checks.swiglu, "swiglu_kernel"),
+    (fp8_checks.rms_norm_quant, "rms_norm_quant_kernel"),
+    (fp8_checks.swiglu_quant, "swiglu_quant_kernel"),
+    (fp8_checks.group_linear, "stream_kernel"),
+    (fp8_checks.group_linear, "tiled_kernel"),
+    (fp8_checks.group_linear, "merge_kernel"),
 )
 Key = tuple[tuple[str, ...], frozenset[tuple[str, object]], int]
 
@@ -60,6 +66,12 @@ def shipping(sm: int) -> list[Configuration]:
             found += checks.rms_norm.configurations(dtype, width, 1e-5)
         for width in checks.FFN_WIDTHS:
             found += checks.swiglu.configurations(dtype, width)
+        for width in fp8_checks.NORM_WIDTHS:
+            found += fp8_checks.rms_norm_quant.configurations(dtype, width)
+        for width in fp8_checks.FFN_WIDTHS:
+            found += fp8_checks.swiglu_quant.configurations(dtype, width)
+        for add in (False, True):
+            found += fp8_checks.group_linear.configurations(dtype, sm, add)
     return found
 
 
@@ -80,7 +92,7 @@ class PtxKernel:
         self.instances: dict[Key, list[Configuration]] = {}
         for each in configurations:
             if each.kernel is kernel:
-                key = _key(tuple(each.arguments.values()), each.constants, each.warps)
+                key = key_of(tuple(each.arguments.values()), each.constants, each.warps)
                 self.instances.setdefault(key, []).append(each)
 
     @property
@@ -96,7 +108,7 @@ class PtxKernel:
         **constants: object,
     ) -> None:  # fmt: skip
         types = tuple(TYPES[a.dtype] if isinstance(a, Tensor) else "i32" for a in arguments)
-        key = _key(types, constants, num_warps)
+        key = key_of(types, constants, num_warps)
         configuration = self.instances[key][0]
         if configuration.stages != num_stages:
             raise ValueError(f"{configuration.name} ships with {configuration.stages} stages")
@@ -116,7 +128,8 @@ class PtxKernel:
         )  # fmt: skip
 
 
-def _key(types: tuple[str, ...], constants: Mapping[str, object], warps: int) -> Key:
+def key_of(types: tuple[str, ...], constants: Mapping[str, object], warps: int) -> Key:
+    """What tells instances of a kernel apart: argument types, constants and warps."""
     return types, frozenset(constants.items()), warps
 
 

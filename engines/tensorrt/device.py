@@ -22,6 +22,7 @@ from lacache_trt.engines.registry import ENGINES
 from lacache_trt.errors import CapacityError, EngineError, MissingDependencyError
 
 Bytes = NDArray[np.uint8]
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, which PyCUDA does not name
 
 
 class Device(Protocol):
@@ -94,7 +95,8 @@ class CudaDevice:
         self._allocations: dict[int, Any] = {}
         self._graphs: set[Any] = set()
         with self.activated(), self._translated("cannot make a stream"):
-            self._stream = self._cuda.Stream()
+            # A blocking stream cannot be captured while torch uses the legacy stream.
+            self._stream = self._cuda.Stream(_NON_BLOCKING)
         self.stream = int(self._stream.handle)
 
     @contextmanager
@@ -150,7 +152,8 @@ class CudaDevice:
     def load(self, address: int, source: Bytes) -> None:
         """Copy from any host memory and wait."""
         with self._translated("a copy to the device failed"):
-            self._cuda.memcpy_htod(address, source)
+            self._cuda.memcpy_htod_async(address, source, self._stream)
+            self._stream.synchronize()
 
     def record(self, event: Any = None) -> Any:
         """Mark this place of the stream, in `event` or in a new one."""
