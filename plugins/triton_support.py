@@ -28,7 +28,12 @@ import triton.language as tl
 from lacache_trt.errors import EngineError
 
 LOG2_E = 1.4426950408889634
-POINTER_TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+POINTER_TYPES = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
 SHARED_MEMORY_LIMIT = {89: 99 * 1024, 90: 227 * 1024}
 
 

@@ -1,0 +1,1 @@
+"""The `group_quant` op."""

@@ -1,0 +1,1 @@
+"""The `swiglu_quant` op."""
