@@ -2,8 +2,10 @@
 
 An `Engine` is a loaded model, shared by every thread. A `Session` owns the caches of one batch in
 flight: `fill` computes everything that stays the same while a block is denoised, `reuse` runs one
-whole denoising step over those caches, `plain` runs a step without caches.
-Arrays are NumPy; B rows, N columns, Bk block columns, R logit columns, V vocabulary.
+whole denoising step over those caches, `plain` runs a step without caches. `reuse_kv` is `reuse`
+that also keeps K and V of all layers, `window` a step that recomputes a window of rows over them.
+Arrays are NumPy; B rows, N columns, Bk block columns, W window columns, R logit columns,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -83,7 +85,13 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do; the runtime refuses a request that needs more."""
+    """What an engine can do; the runtime refuses a request that needs more.
+
+    Attributes:
+        caches: values of `GenerationConfig.cache` that it has the graphs for.
+        logits: it returns the logits of `logit_columns`.
+        max_batch: most rows of a batch; None for no limit but memory.
+    """
 
     caches: frozenset[str]
     logits: bool
@@ -100,6 +108,36 @@ class Session(Protocol):
         self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
     ) -> StepOutputs:
         """One step over the caches of the last `fill`; block_tokens int32 [B, Bk]."""
+
+    def reuse_kv(
+        self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
+    ) -> StepOutputs:
+        """`reuse`, bit for bit, that also keeps K and V of all layers and columns in the session.
+
+        They belong to the last `fill` and its tokens; the next `fill` drops them.
+        """
+
+    def window(
+        self,
+        window_tokens: Int,
+        window_columns: Int,
+        block_columns: Int,
+        sampling: Sampling,
+        logit_columns: Int | None = None,
+    ) -> StepOutputs:
+        """One step that runs only the window's rows; their K and V replace the kept ones.
+
+        Needs a `reuse_kv` since the last `fill`, whose positions and valid ranges still hold.
+        window_tokens and window_columns int32 [B, W]: a consecutive run of columns in each row.
+        A row with a narrower window than the others carries pads: columns of -1 behind the run,
+        with any token; a pad is neither attended to nor kept.
+        block_columns int32 [B, Bk]: consecutive, inside the window, Bk <= W; the outputs are
+        theirs. All other columns keep the K and V of the last step that ran them.
+        logit_columns must be columns of the window.
+        A model with a logit shift predicts a column from the row before it, and the window's
+        first column from its own row, since the row before did not run: the caller must have
+        committed that column already, or have put the row before it into the window.
+        """
 
     def plain(
         self,

@@ -5,18 +5,17 @@ onnxruntime's CPU kernels cannot run bf16, and run fp16 slower than float32.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from lacache_trt.artifacts import Manifest
-from lacache_trt.contract import graph_specs
+from lacache_trt.contract import known_contract
 from lacache_trt.contract_json import contract_to_json
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.placing import place_file
 from lacache_trt.errors import MissingDependencyError
 from lacache_trt.progress import Progress
 
-GRAPHS = ("fill", "reuse", "plain")
 WEIGHTS = "weights.safetensors"
 
 
@@ -25,9 +24,9 @@ def build(
 ) -> dict[str, Any]:
     """Write graphs and weights into `directory`; returns the engine part of the manifest."""
     if bundle.body.get("dtype") == "float32":
-        for name in (*(f"{graph}.onnx" for graph in GRAPHS), WEIGHTS):
+        for name in (*(f"{graph}.onnx" for graph in bundle.contract), WEIGHTS):
             progress.start(f"copy {name}")
-            shutil.copyfile(bundle.path(name), directory / name)
+            place_file(bundle, name, directory)
     else:
         _convert(bundle, directory, progress)
     return {
@@ -35,7 +34,7 @@ def build(
         "device": "cpu",
         "dtype": "float32",
         "threads": options.threads,
-        "contract": contract_to_json(graph_specs(bundle.model, "float32")),
+        "contract": contract_to_json(known_contract(bundle.contract, bundle.model, "float32")),
     }
 
 
@@ -55,7 +54,7 @@ def _convert(bundle: Manifest, directory: Path, progress: Progress) -> None:
         ) from error
     convert_weights(bundle.path(WEIGHTS), directory / WEIGHTS, "float32", progress)
     locations = weight_locations(directory / WEIGHTS)
-    for graph in GRAPHS:
+    for graph in bundle.contract:
         progress.start(f"convert {graph}.onnx")
         model = ToFloat32(locations)(ir.load(bundle.path(f"{graph}.onnx"))).model
         ir.save(model, directory / f"{graph}.onnx")

@@ -1,9 +1,11 @@
-"""Runs the graphs with ONNX Runtime; the caches stay in its buffers between steps."""
+"""Runs the graphs with ONNX Runtime; the caches stay in place between steps."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,14 @@ from numpy.typing import NDArray
 
 from lacache_trt.artifacts import Manifest
 from lacache_trt.closing import ClosesOnExit
-from lacache_trt.contract import GraphSpec, graph_specs
+from lacache_trt.contract import GraphSpec, caches_of
 from lacache_trt.engines.base import Canvas, Capabilities, Int, Sampling, StepOutputs
-from lacache_trt.errors import ArtifactError, EngineError
-from lacache_trt.validation import describe
+from lacache_trt.engines.onnxruntime.checks import check_contract, check_manifest
+from lacache_trt.engines.onnxruntime.key_values import KeyValues
+from lacache_trt.engines.windows import check_window, no_graphs, require_kept
+from lacache_trt.errors import EngineError
 
 Array = NDArray[Any]
-MAX_THREADS = 1024
-_ORT_TYPES = {"int32": "tensor(int32)", "float32": "tensor(float)"}
-_CAPABILITIES = Capabilities(caches=frozenset({"none", "exact"}), logits=True)
 
 
 def load(manifest: Manifest) -> OnnxRuntimeEngine:
@@ -31,16 +32,17 @@ def load(manifest: Manifest) -> OnnxRuntimeEngine:
 class OnnxRuntimeEngine(ClosesOnExit):
     """A loaded model; sessions on any thread share it.
 
-    `plain` is opened at its first use, because it would hold the weights a second time.
+    A graph but `fill` and `reuse` is opened at its first use, because each would hold the weights
+    once more.
     """
 
     name = "onnxruntime"
     device = "cpu"
-    capabilities = _CAPABILITIES
 
     def __init__(self, manifest: Manifest) -> None:
         self.config = manifest.model
-        _check_manifest(manifest)
+        check_manifest(manifest)
+        self.capabilities = Capabilities(caches=caches_of(manifest.contract), logits=True)
         self._manifest = manifest
         self._lock = threading.Lock()
         self._graphs: dict[str, ort.InferenceSession] = {}
@@ -50,6 +52,8 @@ class OnnxRuntimeEngine(ClosesOnExit):
 
     def graph(self, name: str) -> ort.InferenceSession:
         """The ONNX Runtime session of a graph, opened once."""
+        if name not in self._manifest.contract:
+            raise no_graphs(self.name)
         with self._lock:
             if self._closed:
                 raise EngineError("the engine is closed", fix="load it again with Runtime.load")
@@ -86,7 +90,7 @@ class OnnxRuntimeEngine(ClosesOnExit):
                 got=str(error).strip(),
                 fix=f"build the engine again with onnxruntime {ort.__version__} installed",
             ) from error
-        _check_contract(session, self.spec(name))
+        check_contract(session, self.spec(name))
         return session
 
 
@@ -97,10 +101,13 @@ class OnnxRuntimeSession:
         self._engine = engine
         self._caches: dict[str, ort.OrtValue] = {}
         self._geometry: dict[str, Array] = {}
+        self._kept: KeyValues | None = None
+        self._keeps = False
 
     def fill(self, canvas: Canvas, block_columns: Int) -> None:
         """Compute the caches for these blocks."""
         self._caches.clear()
+        self._keeps = False
         inputs = {**_geometry(canvas, block_columns), "tokens": canvas.tokens}
         outputs = _run(self._engine, "fill", inputs, {})
         names = [spec.name for spec in self._engine.spec("fill").outputs]
@@ -111,10 +118,52 @@ class OnnxRuntimeSession:
         self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
     ) -> StepOutputs:
         """One step over the caches of the last `fill`."""
-        if not self._caches:
-            raise EngineError("reuse was called before fill", fix="call fill at each block's start")
+        self._require_filled("reuse")
         inputs = {**self._geometry, "block_tokens": block_tokens}
-        return self._step("reuse", inputs, sampling, logit_columns, self._caches)
+        return self._step("reuse", inputs, sampling, logit_columns, self._caches)[0]
+
+    def reuse_kv(
+        self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
+    ) -> StepOutputs:
+        """`reuse` that also keeps K and V of all layers and columns."""
+        self._require_filled("reuse_kv")
+        self._engine.graph("reuse-kv")  # before its tensors are asked for
+        rows, length = self._geometry["positions"].shape
+        if self._kept is None or self._kept.shape != (rows, length):
+            self._kept = KeyValues(self._engine.spec("reuse-kv").outputs[-2:], rows, length)
+        inputs = {**self._geometry, "block_tokens": block_tokens}
+        outputs, _ = self._step(
+            "reuse-kv", inputs, sampling, logit_columns, self._caches, self._kept.values
+        )
+        self._keeps = True
+        return outputs
+
+    def window(
+        self,
+        window_tokens: Int,
+        window_columns: Int,
+        block_columns: Int,
+        sampling: Sampling,
+        logit_columns: Int | None = None,
+    ) -> StepOutputs:
+        """One step of the window's rows over the kept K and V."""
+        self._engine.graph("window")
+        require_kept(self._keeps)
+        kept = self._kept
+        if kept is None:
+            raise EngineError("the session keeps no K and V", fix="call reuse_kv before")
+        start, counts = check_window(
+            window_tokens, window_columns, block_columns, logit_columns, kept.shape[1]
+        )
+        inputs = {
+            **self._geometry,
+            "window_tokens": window_tokens,
+            "window_columns": window_columns,
+            "block_columns": block_columns,
+        }
+        outputs, fresh = self._step("window", inputs, sampling, logit_columns, kept.values)
+        kept.write([value.numpy() for value in fresh], start, counts)
+        return outputs
 
     def plain(
         self,
@@ -125,19 +174,29 @@ class OnnxRuntimeSession:
     ) -> StepOutputs:
         """One step without caches."""
         inputs = {**_geometry(canvas, block_columns), "tokens": canvas.tokens}
-        return self._step("plain", inputs, sampling, logit_columns, {})
+        return self._step("plain", inputs, sampling, logit_columns, {})[0]
 
     def cache_bytes(self) -> int:
         """Bytes that the caches hold now."""
-        return sum(int(value.numpy().nbytes) for value in self._caches.values())
+        kept = self._kept.nbytes() if self._kept is not None else 0
+        return kept + sum(int(value.numpy().nbytes) for value in self._caches.values())
 
     def cache_arrays(self) -> dict[str, Array]:
-        """Copies of the caches by name, for checks."""
-        return {name: value.numpy().copy() for name, value in self._caches.items()}
+        """Copies of the caches by name, for checks; keys and values where they are kept."""
+        caches = {name: value.numpy().copy() for name, value in self._caches.items()}
+        kept = self._kept.arrays if self._kept is not None and self._keeps else {}
+        return caches | {name: array.copy() for name, array in kept.items()}
 
     def close(self) -> None:
         """Release the caches."""
         self._caches.clear()
+        self._kept, self._keeps = None, False
+
+    def _require_filled(self, call: str) -> None:
+        if not self._caches:
+            raise EngineError(
+                f"{call} was called before fill", fix="call fill at each block's start"
+            )
 
     def _step(
         self,
@@ -145,13 +204,16 @@ class OnnxRuntimeSession:
         inputs: dict[str, Array],
         sampling: Sampling,
         logit_columns: Int | None,
-        caches: dict[str, ort.OrtValue],
-    ) -> StepOutputs:
+        caches: Mapping[str, ort.OrtValue],
+        into: Mapping[str, ort.OrtValue] = MappingProxyType({}),
+    ) -> tuple[StepOutputs, list[ort.OrtValue]]:
+        """The predictions, and what the graph returns beside them; `into` holds its buffers."""
         rows = len(sampling.seed)
         columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
         inputs = {**inputs, **vars(sampling), "logit_columns": columns}
-        outputs = _run(self._engine, graph, inputs, caches)
-        return StepOutputs(*(value.numpy() for value in outputs))
+        outputs = _run(self._engine, graph, inputs, caches, into)
+        predicted = len(fields(StepOutputs))
+        return StepOutputs(*(value.numpy() for value in outputs[:predicted])), outputs[predicted:]
 
 
 def _geometry(canvas: Canvas, block_columns: Int) -> dict[str, Array]:
@@ -167,9 +229,10 @@ def _run(
     engine: OnnxRuntimeEngine,
     name: str,
     inputs: dict[str, Array],
-    caches: dict[str, ort.OrtValue],
+    caches: Mapping[str, ort.OrtValue],
+    into: Mapping[str, ort.OrtValue] = MappingProxyType({}),
 ) -> list[ort.OrtValue]:
-    """Run a graph; the outputs stay in onnxruntime's own buffers."""
+    """Run a graph; outputs go into the buffers given, else they stay in onnxruntime's own."""
     graph = engine.graph(name)
     binding = graph.io_binding()
     # The binding refers to these arrays, so they must live until the run is over.
@@ -179,61 +242,13 @@ def _run(
     for key, value in caches.items():
         binding.bind_ortvalue_input(key, value)
     for spec in engine.spec(name).outputs:
-        binding.bind_output(spec.name, "cpu")
+        if spec.name in into:
+            binding.bind_ortvalue_output(spec.name, into[spec.name])
+        else:
+            binding.bind_output(spec.name, "cpu")
     try:
         graph.run_with_iobinding(binding)
     except Exception as error:
         raise EngineError(f"onnxruntime failed in the graph {name!r}", got=str(error)) from error
     values: list[ort.OrtValue] = binding.get_outputs()
     return values
-
-
-def _check_manifest(manifest: Manifest) -> None:
-    """What the manifest says of the graphs must follow from its model section."""
-    expected = graph_specs(manifest.model, "float32")
-    differing = sorted(
-        name
-        for name in expected.keys() | manifest.contract.keys()
-        if manifest.contract.get(name) != expected.get(name)
-    )
-    if differing:
-        raise ArtifactError(
-            "the contract of the manifest contradicts its model section",
-            got=f"other tensors in {', '.join(map(repr, differing))}",
-            expected="the tensors that follow from the model's sizes",
-            fix="build the engine again",
-        )
-    threads = manifest.body.get("threads")
-    if threads is not None and (type(threads) is not int or not 0 <= threads <= MAX_THREADS):
-        raise ArtifactError(
-            "the manifest has an invalid number of threads",
-            got=describe(threads),
-            expected=f"null, or an integer from 0 to {MAX_THREADS}",
-            fix="build the engine again",
-        )
-
-
-def _check_contract(session: ort.InferenceSession, spec: GraphSpec) -> None:
-    """Names, dtypes, ranks and fixed sizes of the file must be those of the manifest."""
-    for side, nodes, tensors in (
-        ("inputs", session.get_inputs(), spec.inputs),
-        ("outputs", session.get_outputs(), spec.outputs),
-    ):
-        got = {node.name: (node.type, _fixed_sizes(node.shape)) for node in nodes}
-        expected = {
-            tensor.name: (_ORT_TYPES[tensor.dtype], _fixed_sizes(tensor.shape))
-            for tensor in tensors
-        }
-        if got != expected:
-            differing = sorted({name for name, _ in got.items() ^ expected.items()})
-            raise ArtifactError(
-                f"the {side} of graph {spec.name!r} differ from the manifest",
-                got={name: got.get(name) for name in differing},
-                expected={name: expected.get(name) for name in differing},
-                fix="build the engine again",
-            )
-
-
-def _fixed_sizes(shape: Sequence[Any]) -> tuple[int | None, ...]:
-    """The sizes that are numbers; None for symbolic ones."""
-    return tuple(size if isinstance(size, int) else None for size in shape)

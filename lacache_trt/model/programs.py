@@ -1,43 +1,34 @@
-"""The three programs that become graphs: fill, reuse and plain.
+"""The programs that become graphs: fill, reuse and plain; reuse-kv and window.
 
 Let C be the block's columns (consecutive in each row) and U the others. During a block's denoising
 steps only tokens in C change, so everything token-wise that layer 0 computes for U, and layer 0's
 attention state over the U keys, is computed once by `fill`. `reuse` is one whole denoising step
 over these caches. `plain` is a step without them. The last layer and the head run only on the
 rows that are read. Inputs and outputs are listed in `lacache_trt.contract`.
+
+`reuse-kv` is `reuse` that also returns K and V of every layer; `window` runs the rows of a window
+alone, over the K and V of all other columns. That is approximate: in every layer but the first, K
+and V of a column depend on tokens that may have changed since.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from lacache_trt.model.columns import place_block, place_columns, rows_of
 from lacache_trt.model.transformer import Transformer
 
-
-def rows_of(values: Tensor, columns: Tensor) -> Tensor:
-    """values[b, columns[b, j]] as [B, M, ...] for values [B, N, ...] and columns [B, M].
-
-    One Gather on the flattened rows, which takes int32 indices in every runtime.
-    """
-    batch, length = values.shape[:2]
-    offsets = torch.arange(batch, device=columns.device, dtype=columns.dtype)[:, None] * length
-    table = values.reshape(batch * length, -1)
-    picked = nn.functional.embedding(columns + offsets, table)
-    return picked.reshape(*columns.shape, *values.shape[2:])
-
-
-def place_block(values: Tensor, block_values: Tensor, block_columns: Tensor) -> Tensor:
-    """values [B, N, D] with the block's rows taken from block_values [B, Bk, D]."""
-    width = block_columns.shape[1]
-    columns = torch.arange(values.shape[1], device=values.device, dtype=block_columns.dtype)
-    slots = columns[None, :] - block_columns[:, :1]
-    inside = (slots >= 0) & (slots < width)
-    return torch.where(inside[..., None], rows_of(block_values, slots.clamp(0, width - 1)), values)
+KeyValue = tuple[Tensor, Tensor]
+"""k and v of one layer, [B, Hkv, N, d]."""
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""From a layer's number and its q, k, v, the attention's output [B, M, Hq * d]."""
 
 
 class _Program(nn.Module):
-    """What the three programs share: the layers after the first, the head and the sampler."""
+    """What the steps share: the layers after the first, the head and the sampler."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -59,11 +50,15 @@ class _Program(nn.Module):
         self,
         first_layer: int,
         hidden: Tensor,
-        geometry: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
         read: Tensor,
-    ) -> Tensor:
-        """Logits [B, Bk + R, V] of the rows `read`, from the residual before `first_layer`."""
-        positions, valid_from, valid_to = geometry
+        attend: Attend,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """Logits [B, Bk + R, V] of the rows `read`, from the residual before `first_layer`.
+
+        Also K and V of the layers run, for every row of `hidden`; `positions` are those rows'.
+        """
+        kept = []
         cos, sin = self.model.rope_tables(positions)
         last = self.model.config.num_layers - 1
         for layer in range(first_layer, last + 1):
@@ -74,9 +69,18 @@ class _Program(nn.Module):
                 q = self.model.project_q(layer, normed, rows_of(cos, read), rows_of(sin, read))
             else:
                 q, k, v = self.model.project_qkv(layer, normed, cos, sin)
-            attended = self.model.ops.attention(q, k, v, valid_from, valid_to)
-            hidden = self.model.after_attention(layer, hidden, attended)
-        return self.model.head(rows_of(hidden, read) if last == 0 else hidden)
+            kept.append((k, v))
+            hidden = self.model.after_attention(layer, hidden, attend(layer, q, k, v))
+        return self.model.head(rows_of(hidden, read) if last == 0 else hidden), kept
+
+    def _attention(self, valid_from: Tensor, valid_to: Tensor) -> Attend:
+        """Ordinary attention over the valid columns."""
+        return lambda layer, q, k, v: self.model.ops.attention(q, k, v, valid_from, valid_to)
+
+    def _keep(self, kept: list[KeyValue]) -> tuple[Tensor, ...]:
+        """K and V of all layers, [L, B, Hkv, N, d] each."""
+        keys, values = zip(*kept, strict=True)
+        return torch.stack(keys), torch.stack(values)
 
     def _sample(
         self, logits: Tensor, positions: Tensor, block_columns: Tensor, sampling: tuple[Tensor, ...]
@@ -144,23 +148,51 @@ class ReuseProgram(_Program):
         block_embed = model.embed(block_tokens)
         cos, sin = model.rope_tables(rows_of(positions, block_columns))
         normed = model.attention_input(0, block_embed)
-        block_qkv = model.project_qkv(0, normed, cos, sin)
-        state = (fa_max, fa_sum, fa_acc)
+        block_q, block_k, block_v = model.project_qkv(0, normed, cos, sin)
+        cached = (q, k, v, fa_max, fa_sum, fa_acc)
         attended = model.ops.attention_reuse(
-            *block_qkv, q, k, v, *state, valid_from, valid_to, block_columns
+            block_q, block_k, block_v, *cached, valid_from, valid_to, block_columns
         )
         hidden = place_block(embed, block_embed, block_columns)
         read = self._read_columns(block_columns, logit_columns, valid_from)
+        kept: list[KeyValue] = []
         if model.config.num_layers == 1:
             attended, hidden = rows_of(attended, read), rows_of(hidden, read)
             logits = model.head(model.after_attention(0, hidden, attended))
         else:
             hidden = model.after_attention(0, hidden, attended)
-            logits = self._finish(1, hidden, (positions, valid_from, valid_to), read)
+            attend = self._attention(valid_from, valid_to)
+            logits, kept = self._finish(1, hidden, positions, read, attend)
         sampling = (temperature, seed, step, guide_row, cfg_scale)
-        return self._sample(
+        outputs = self._sample(
             logits, positions, block_columns, (*sampling, suppress_ids, confidence_exclude_ids)
         )
+        return self._returned(outputs, ((k, block_k), (v, block_v)), block_columns, kept)
+
+    def _returned(
+        self,
+        outputs: tuple[Tensor, ...],
+        first_layer: tuple[KeyValue, KeyValue],
+        block_columns: Tensor,
+        kept: list[KeyValue],
+    ) -> tuple[Tensor, ...]:
+        """What the graph returns, given layer 0's (k, block's k) and (v, block's v) and K and V of
+        the other layers."""
+        return outputs
+
+
+class ReuseKVProgram(ReuseProgram):
+    """`ReuseProgram` that also returns keys and values [L, B, Hkv, N, d], K after RoPE."""
+
+    def _returned(
+        self,
+        outputs: tuple[Tensor, ...],
+        first_layer: tuple[KeyValue, KeyValue],
+        block_columns: Tensor,
+        kept: list[KeyValue],
+    ) -> tuple[Tensor, ...]:
+        keys, values = (place_columns(*pair, block_columns) for pair in first_layer)
+        return (*outputs, *self._keep([(keys, values), *kept]))
 
 
 class PlainProgram(_Program):
@@ -184,9 +216,55 @@ class PlainProgram(_Program):
     ) -> tuple[Tensor, ...]:
         """The outputs of `ReuseProgram`."""
         read = self._read_columns(block_columns, logit_columns, valid_from)
-        geometry = (positions, valid_from, valid_to)
-        logits = self._finish(0, self.model.embed(tokens), geometry, read)
+        attend = self._attention(valid_from, valid_to)
+        logits, _ = self._finish(0, self.model.embed(tokens), positions, read, attend)
         sampling = (temperature, seed, step, guide_row, cfg_scale)
         return self._sample(
             logits, positions, block_columns, (*sampling, suppress_ids, confidence_exclude_ids)
         )
+
+
+class WindowProgram(_Program):
+    """One denoising step of a window's rows alone, over K and V of all other columns.
+
+    A pad of the window (column -1) runs as if it stood at column 0, attends to what the others
+    attend to, and is attended to by nobody. A row that the head would read outside the window is
+    replaced by the nearest one inside.
+    """
+
+    def forward(
+        self,
+        window_tokens: Tensor,
+        window_columns: Tensor,
+        positions: Tensor,
+        valid_from: Tensor,
+        valid_to: Tensor,
+        block_columns: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        temperature: Tensor,
+        seed: Tensor,
+        step: Tensor,
+        guide_row: Tensor,
+        cfg_scale: Tensor,
+        suppress_ids: Tensor,
+        confidence_exclude_ids: Tensor,
+        logit_columns: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The outputs of `ReuseProgram`; window_keys and window_values [L, B, Hkv, W, d]."""
+        width = window_columns.shape[1]
+        read = self._read_columns(block_columns, logit_columns, valid_from)
+        slots = (read - window_columns[:, :1]).clamp(0, width - 1)
+        ranges = (window_columns, valid_from, valid_to)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self.model.ops.attention_window(q, k, v, keys[layer], values[layer], *ranges)
+
+        window_positions = rows_of(positions, window_columns.clamp(min=0))
+        hidden = self.model.embed(window_tokens)
+        logits, kept = self._finish(0, hidden, window_positions, slots, attend)
+        sampling = (temperature, seed, step, guide_row, cfg_scale)
+        outputs = self._sample(
+            logits, positions, block_columns, (*sampling, suppress_ids, confidence_exclude_ids)
+        )
+        return (*outputs, *self._keep(kept))

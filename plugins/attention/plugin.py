@@ -82,17 +82,23 @@ def _split_launches(configurations: list[Configuration], tile_rows: int) -> tupl
 
 
 def key_chunks(
-    length: Expression, rows: Expression, kv_heads: Expression, tile_rows: int
+    length: Expression,
+    rows: Expression,
+    kv_heads: Expression,
+    tile_rows: int,
+    min_keys: int = MIN_CHUNK_KEYS,
 ) -> Expression:
     """`split.key_chunks`."""
     tiles = ceil_div(rows, tile_rows) * kv_heads
-    wanted = minimum(ceil_div(TARGET_PROGRAMS, tiles), ceil_div(length, MIN_CHUNK_KEYS))
+    wanted = minimum(ceil_div(TARGET_PROGRAMS, tiles), ceil_div(length, min_keys))
     return maximum(1, minimum(wanted, MAX_CHUNKS - 1))
 
 
-def most_chunks(length: Expression, kv_heads: Expression) -> Expression:
+def most_chunks(
+    length: Expression, kv_heads: Expression, min_keys: int = MIN_CHUNK_KEYS
+) -> Expression:
     """The most that `key_chunks` gives for any number of rows; grows with the length."""
-    return key_chunks(length, constant(1), kv_heads, 1)
+    return key_chunks(length, constant(1), kv_heads, 1, min_keys)
 
 
 def chunk_size(length: Expression, chunks: Expression) -> Expression:

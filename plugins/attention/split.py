@@ -32,17 +32,20 @@ from lacache_trt.plugins.triton_support import (
 MAX_CHUNKS = 64
 MIN_CHUNK_KEYS = 256
 TARGET_PROGRAMS = 512
-MERGE_WARPS = 4
+MERGE_WARPS = {16: 1, MAX_CHUNKS: 4}
+"""Warps of a merge by its capacity: with one, a column's chunks are summed in one thread."""
 
 
-def key_chunks(length: int, rows: int, kv_heads: int, tile_rows: int) -> int:
+def key_chunks(
+    length: int, rows: int, kv_heads: int, tile_rows: int, min_keys: int = MIN_CHUNK_KEYS
+) -> int:
     """Number of key chunks for `rows` packed query rows per key head.
 
-    Enough programs to fill the device, none with fewer than MIN_CHUNK_KEYS keys. The batch does
+    Enough programs to fill the device, none with fewer than `min_keys` keys. The batch does
     not enter, so that a batch equals its rows run alone.
     """
     tiles = ceil_div(rows, tile_rows) * kv_heads
-    wanted = min(ceil_div(TARGET_PROGRAMS, tiles), ceil_div(length, MIN_CHUNK_KEYS))
+    wanted = min(ceil_div(TARGET_PROGRAMS, tiles), ceil_div(length, min_keys))
     return max(1, min(wanted, MAX_CHUNKS - 1))
 
 
@@ -115,16 +118,17 @@ def store_token_major(out, batch, head, heads, length, row, keep, total, acc, D:
 
 def launch_merge(
     workspace: Tensor, first_columns: Tensor, out: Tensor, count: int, chunks: int, head_dim: int,
-    *, scatter: bool,
+    *, scatter: bool, warps: int | None = None,
 ) -> None:  # fmt: skip
     """Combine `chunks` partial states of `count` rows per head into `out` [B, N, Hq * d]."""
+    capacity = merge_capacity(chunks)
     batch, length, width = out.shape
     heads = width // head_dim
     rows = batch * heads * count
     attention_merge_kernel[(rows,)](
         workspace, first_columns, out, heads, count, length, chunks, rows,
-        D=head_dim, CHUNKS=merge_capacity(chunks), SCATTER=scatter,
-        num_warps=MERGE_WARPS, num_stages=1,
+        D=head_dim, CHUNKS=capacity, SCATTER=scatter,
+        num_warps=warps or MERGE_WARPS[capacity], num_stages=1,
     )  # fmt: skip
 
 
@@ -146,8 +150,8 @@ def merge_configurations(
             kernel=attention_merge_kernel,
             arguments=arguments,
             constants={"D": head_dim, "CHUNKS": capacity, "SCATTER": scatter},
-            warps=MERGE_WARPS,
+            warps=warps,
             stages=1,
         )
-        for capacity in (16, MAX_CHUNKS)
+        for capacity, warps in MERGE_WARPS.items()
     ]

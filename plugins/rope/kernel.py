@@ -14,6 +14,8 @@ dtypes: T in and out, fp32 inside, one rounding. Error bound against float64 on 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -26,9 +28,25 @@ from lacache_trt.plugins.triton_support import (
     unspecialised,
 )
 
-TOKENS = 16
-HEADS = 8
-WARPS = 4
+
+@dataclass(frozen=True)
+class Grid:
+    """What one program does, and its warps."""
+
+    tokens: int
+    heads: int
+    warps: int
+
+    @property
+    def label(self) -> str:
+        """Short stable name, for example t16h8w4."""
+        return f"t{self.tokens}h{self.heads}w{self.warps}"
+
+
+MANY = Grid(16, 8, 4)
+FEW = Grid(8, 1, 2)
+FEW_ROWS = 256
+"""Up to so many tokens in a batch, MANY would leave most of a device idle."""
 
 
 def angle_tables(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,17 +104,16 @@ def launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tokens: int = TOKENS,
-    heads_per_program: int = HEADS,
-    warps: int = WARPS,
+    grid: Grid | None = None,
 ) -> None:
     """Write q, k, v. `cos` and `sin`: float32 [B, N, d/2] (`angle_tables`)."""
     batch, heads, length, head_dim = q.shape
     kv_heads = k.shape[1]
-    groups = ceil_div(heads + 2 * kv_heads, heads_per_program)
-    rope_kernel[(ceil_div(length, tokens), groups, batch)](
+    grid = grid or (FEW if batch * length <= FEW_ROWS else MANY)
+    groups = ceil_div(heads + 2 * kv_heads, grid.heads)
+    rope_kernel[(ceil_div(length, grid.tokens), groups, batch)](
         qkv, cos, sin, q, k, v, heads, kv_heads, length,
-        D=head_dim, TOKENS=tokens, HEADS=heads_per_program, num_warps=warps, num_stages=1,
+        D=head_dim, TOKENS=grid.tokens, HEADS=grid.heads, num_warps=grid.warps, num_stages=1,
     )  # fmt: skip
 
 
@@ -108,11 +125,12 @@ def configurations(dtype: torch.dtype, head_dim: int) -> list[Configuration]:
     arguments |= dict.fromkeys(("heads", "kv_heads", "length"), "i32")
     return [
         Configuration(
-            name=f"rope.d{head_dim}.{dtype_label(dtype)}",
+            name=f"rope.d{head_dim}.{dtype_label(dtype)}.{grid.label}",
             kernel=rope_kernel,
             arguments=arguments,
-            constants={"D": head_dim, "TOKENS": TOKENS, "HEADS": HEADS},
-            warps=WARPS,
+            constants={"D": head_dim, "TOKENS": grid.tokens, "HEADS": grid.heads},
+            warps=grid.warps,
             stages=1,
         )
+        for grid in (MANY, FEW)
     ]

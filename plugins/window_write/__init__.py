@@ -1,0 +1,1 @@
+"""The kernel that puts a window's K and V into the cache; no op of the domain."""
