@@ -26,10 +26,11 @@ $(VENV)/.ready: $(VENV)/.requirements pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.requirements: requirements-dev.txt requirements-kernels.txt requirements-trt.txt | $(BIN)/python
+$(VENV)/.requirements: requirements-dev.txt requirements-kernels.txt requirements-trt.txt requirements-fp8.txt | $(BIN)/python
 	@echo "installing the pinned packages; this takes some minutes the first time"
 	@$(PIP) install --quiet -r requirements-dev.txt
-	@$(PIP) install --quiet --no-deps -r requirements-kernels.txt -r requirements-trt.txt
+	@$(PIP) install --quiet --no-deps -r requirements-kernels.txt -r requirements-trt.txt \
+	    -r requirements-fp8.txt
 	@touch $@
 
 $(BIN)/python:

@@ -13,10 +13,13 @@ from lacache_trt.engines.base import Engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.registry import ENGINES, resolve, resolve_for_build
 from lacache_trt.errors import ArtifactError
+from lacache_trt.fp8_weights import checked_fp8_linears
 from lacache_trt.progress import Progress, SilentProgress
 from lacache_trt.publish import refuse_overlap
 
 _TEXT_FILES = ("tokenizer.json", "text.json")
+DERIVED = "bundle"
+"""Where `--fp8` keeps the FP8 bundle in the engine directory."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class BuildReport:
         engine: its name in the registry.
         seconds: time it took.
         total_bytes: size of its files.
+        warnings: what was asked for and could not be done.
     """
 
     out: Path
     engine: str
     seconds: float
     total_bytes: int
+    warnings: tuple[str, ...] = ()
 
 
 def build_engine(
@@ -47,6 +52,7 @@ def build_engine(
     Raises:
         MissingDependencyError: the engine cannot be built on this machine.
         ArtifactError: the bundle is incomplete or was changed.
+        QuantisationError: FP8 is asked for, and a weight is NaN or infinite.
         OutputError: `out` exists already, overlaps the bundle or cannot be written.
     """
     options = options or BuildOptions()
@@ -56,16 +62,40 @@ def build_engine(
     options = replace(options, engine=entry.name)
     refuse_overlap(Path(out), Path(bundle))
     source = load_manifest(Path(bundle), "bundle", progress=progress)
+    checked_fp8_linears(source)
     with publish_directory(Path(out), overwrite=options.overwrite) as directory:
+        if options.fp8 is not None:
+            source = _quantised(source, directory, options, progress)
         body = import_module(entry.module).build(source, directory, options, progress)
         for name in _TEXT_FILES:
             if name in source.files:
                 shutil.copyfile(source.path(name), directory / name)
         provenance = {key: source.body[key] for key in ("source", "versions") if key in source.body}
         model = {"model": source.model.to_json(), "bundle": provenance}
-        write_manifest(directory, "engine", {**model, **body})
+        fp8 = {"fp8": source.body["fp8"]} if "fp8" in source.body else {}
+        write_manifest(directory, "engine", {**model, **fp8, **body})
     total = load_manifest(Path(out), "engine", hashes="sizes").total_bytes()
-    return BuildReport(Path(out), entry.name, time.monotonic() - started, total)
+    seconds = time.monotonic() - started
+    return BuildReport(Path(out), entry.name, seconds, total, _warnings(source))
+
+
+def _quantised(
+    source: Manifest, directory: Path, options: BuildOptions, progress: Progress
+) -> Manifest:
+    """The FP8 bundle that the engine is built from; it stays in the engine directory."""
+    from lacache_trt.export.derive import derive_bundle
+
+    if options.fp8 is None:
+        return source
+    graphs = options.engine != "cuda"
+    return derive_bundle(source, directory / DERIVED, options.fp8, progress, graphs=graphs)
+
+
+def _warnings(source: Manifest) -> tuple[str, ...]:
+    section = source.body.get("fp8")
+    unfit = section.get("unfit") if isinstance(section, dict) else None
+    items = unfit.items() if isinstance(unfit, dict) else ()
+    return tuple(f"{name} is not FP8: {reason}" for name, reason in items)
 
 
 def load_engine(manifest: Manifest) -> Engine:
@@ -78,5 +108,6 @@ def load_engine(manifest: Manifest) -> Engine:
             expected=", ".join(ENGINES),
             fix="build it again with this version",
         )
+    checked_fp8_linears(manifest)
     engine: Engine = import_module(resolve(name).module).load(manifest)
     return engine

@@ -1,4 +1,4 @@
-"""Checkpoint to bundle: `fill.onnx`, `reuse.onnx`, `plain.onnx` over one `weights.safetensors`."""
+"""Checkpoint to bundle: one ONNX graph per program over one `weights.safetensors`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lacache_trt.artifacts import publish_directory, write_manifest
 from lacache_trt.contract import graph_specs
 from lacache_trt.contract_json import contract_to_json
 from lacache_trt.errors import CapacityError
-from lacache_trt.export.graphs import PROGRAMS, capture_graph, weight_locations
+from lacache_trt.export.graphs import capture_graph, weight_locations
 from lacache_trt.export.options import ExportOptions
 from lacache_trt.export.tokenizer import write_tokenizer
 from lacache_trt.export.validate import validate_bundle
@@ -70,19 +70,22 @@ def export_bundle(
     with publish_directory(Path(out), overwrite=options.overwrite) as bundle:
         write_weights(checkpoint, bundle / WEIGHTS, dtype, progress)
         locations = weight_locations(bundle / WEIGHTS)
-        progress.start("graphs", total=len(PROGRAMS))
-        for name in PROGRAMS:
+        progress.start("graphs", total=len(options.graphs))
+        for name in options.graphs:
             graph = capture_graph(config, name, dtype, options.opset, locations)
             ir.save(graph, bundle / f"{name}.onnx")
             onnx.checker.check_model(bundle / f"{name}.onnx")
             progress.advance()
         write_tokenizer(checkpoint.directory, bundle)
-        validation = validate_bundle(bundle, config, dtype, options.validate, progress)
+        contract = {name: graph_specs(config, dtype)[name] for name in options.graphs}
+        validation = validate_bundle(
+            bundle, config, dtype, options.validate, progress, tuple(contract)
+        )
         body = {
             "model": config.to_json(),
             "dtype": dtype,
             "opset": options.opset,
-            "contract": contract_to_json(graph_specs(config, dtype)),
+            "contract": contract_to_json(contract),
             "source": {
                 "model": _source_name(model),
                 "revision": checkpoint.revision,

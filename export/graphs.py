@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,17 +25,30 @@ from lacache_trt.export.passes.fold_shapes import FoldShapes
 from lacache_trt.export.weights import read_header
 from lacache_trt.model.config import Dtype, ModelConfig
 from lacache_trt.model.ops import ExportOps
-from lacache_trt.model.programs import FillProgram, PlainProgram, ReuseProgram
+from lacache_trt.model.programs import (
+    FillProgram,
+    PlainProgram,
+    ReuseKVProgram,
+    ReuseProgram,
+    WindowProgram,
+)
 from lacache_trt.model.transformer import Transformer
 
 _ONNX_DTYPES = {
     "F32": ir.DataType.FLOAT,
     "F16": ir.DataType.FLOAT16,
     "BF16": ir.DataType.BFLOAT16,
+    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
 }
-PROGRAMS = {"fill": FillProgram, "reuse": ReuseProgram, "plain": PlainProgram}
+PROGRAMS = {
+    "fill": FillProgram,
+    "reuse": ReuseProgram,
+    "plain": PlainProgram,
+    "reuse-kv": ReuseKVProgram,
+    "window": WindowProgram,
+}
 # Sizes of the example inputs. All differ and none is 0 or 1, so that no symbol is specialised.
-_EXAMPLE_SIZES = {"B": 2, "N": 24, "Bk": 8, "S": 3, "E": 4, "R": 5}
+_EXAMPLE_SIZES = {"B": 2, "N": 24, "Bk": 8, "W": 10, "S": 3, "E": 4, "R": 5}
 
 
 def capture_graph(
@@ -44,14 +57,16 @@ def capture_graph(
     dtype: Dtype,
     opset: int,
     weights: Mapping[str, WeightLocation],
+    fp8: Collection[str] = (),
 ) -> ir.Model:
     """The graph `name` with inputs and outputs as in the contract.
 
-    `weights` locates every parameter in the weights file that lies beside the graph.
+    `weights` locates every parameter in the weights file that lies beside the graph; `fp8` names
+    the linears that are FP8 there.
     """
     spec = graph_specs(config, dtype)[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        transformer = Transformer(config, ExportOps(), getattr(torch, dtype))
+        transformer = Transformer(config, ExportOps(), getattr(torch, dtype), fp8)
     program = PROGRAMS[name](transformer).eval()
     with _quiet_exporter():
         captured = torch.onnx.export(

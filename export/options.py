@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from lacache_trt.contract import BASE_GRAPHS, KEY_VALUE_GRAPHS
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.model.config import DTYPES, Dtype
 
 Validate = Literal["auto", "full", "slice", "off"]
+CacheKinds = Literal["exact", "exact,kv"]
 OPSET = 23
 
 
@@ -21,6 +23,9 @@ class ExportOptions:
         opset: ONNX opset of the graphs.
         max_length: longest canvas, prompt and generated part; by default the model's own.
         revision: commit, tag or branch of a hub model; it is pinned in the manifest.
+        cache: kinds of caches that the bundle has graphs for: `exact`, or `exact,kv` for the
+            approximate ones too (`cache="prefix"` and `"dual"`). Each graph is a small file over
+            the same weights.
         validate: compare the graphs with the model; `full` runs all layers, `slice` the first and
             last layer and the head, `auto` takes full where it fits into memory.
         overwrite: replace a bundle that stands at the output path.
@@ -30,6 +35,7 @@ class ExportOptions:
     opset: int = OPSET
     max_length: int | None = None
     revision: str | None = None
+    cache: CacheKinds = "exact,kv"
     validate: Validate = "auto"
     overwrite: bool = False
 
@@ -59,6 +65,13 @@ class ExportOptions:
                 expected="a commit, tag or branch",
                 fix="leave it out for the newest",
             )
+        if self.cache not in get_args(CacheKinds):
+            raise InvalidRequestError(
+                "unknown kinds of caches",
+                got=repr(self.cache),
+                expected=" or ".join(get_args(CacheKinds)),
+                fix="leave it out for all",
+            )
         if self.validate not in get_args(Validate):
             raise InvalidRequestError(
                 "unknown validation",
@@ -66,6 +79,11 @@ class ExportOptions:
                 expected=", ".join(get_args(Validate)),
                 fix="choose one of these",
             )
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """Names of the graphs that the bundle gets."""
+        return BASE_GRAPHS + (KEY_VALUE_GRAPHS if self.cache == "exact,kv" else ())
 
 
 def _is_length(value: object) -> bool:

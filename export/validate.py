@@ -10,7 +10,7 @@ the bound of a tie.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,15 +40,22 @@ from lacache_trt.publish import SCRATCH_MARK
 BOUND = 1e-4
 WEIGHTS = "weights.safetensors"
 _ROWS, _COLUMNS, _BLOCK = 2, 37, 7
+# Graphs whose outputs are inputs of later ones.
+_FEEDING = ("fill", "reuse-kv")
 # Eager weights and onnxruntime's, each in float32, beside what the process holds anyway.
 _FULL_COPIES, _HEADROOM_BYTES = 2.5, 2**30
 Array = NDArray[Any]
 
 
 def validate_bundle(
-    bundle: Path, config: ModelConfig, dtype: Dtype, mode: Validate, progress: Progress
+    bundle: Path,
+    config: ModelConfig,
+    dtype: Dtype,
+    mode: Validate,
+    progress: Progress,
+    graphs: Sequence[str],
 ) -> dict[str, Any]:
-    """Validate the bundle being written in `bundle`; returns what was done, for the manifest.
+    """Validate the graphs of the bundle being written; returns what was done, for the manifest.
 
     Raises:
         VerificationError: an output differs by more than the bound.
@@ -56,9 +63,10 @@ def validate_bundle(
     if mode == "off":
         return {"mode": "off"}
     chosen = mode if mode != "auto" else ("full" if _fits(config) else "slice")
-    progress.start(f"validate ({chosen})", total=len(PROGRAMS))
+    progress.start(f"validate ({chosen})", total=len(graphs))
     layers = range(config.num_layers) if chosen == "full" else _outer_layers(config)
-    figures = _compare(bundle, config, dtype, tuple(layers), chosen == "full", progress)
+    whole = chosen == "full"
+    figures = _compare(bundle, config, dtype, tuple(layers), whole, progress, graphs)
     # Not `max`: it would pass over a NaN.
     wrong = {name: f"{figure:.2e}" for name, figure in figures.items() if not figure <= BOUND}
     if wrong:
@@ -100,6 +108,7 @@ def _compare(
     layers: tuple[int, ...],
     whole: bool,
     progress: Progress,
+    graphs: Sequence[str],
 ) -> dict[str, float]:
     """Figure of every output, over the layers given."""
     sliced = replace(config, num_layers=len(layers))
@@ -108,13 +117,13 @@ def _compare(
     specs = graph_specs(sliced, "float32")
     inputs = _random_inputs(sliced)
     figures: dict[str, float] = {}
-    with _float32_graphs(bundle, sliced, dtype, names, whole) as directory:
-        for name, program in PROGRAMS.items():
-            expected = _run_eager(program(eager), specs[name], inputs)
+    with _float32_graphs(bundle, sliced, dtype, names, whole, graphs) as directory:
+        for name in graphs:
+            expected = _run_eager(PROGRAMS[name](eager), specs[name], inputs)
             got = _run_graph(directory / f"{name}.onnx", specs[name], inputs)
             for key in expected:
                 figures[f"{name}.{key}"] = _difference(key, got, expected, inputs)
-            inputs.update(expected if name == "fill" else {})
+            inputs.update(expected if name in _FEEDING else {})
             progress.advance()
     return figures
 
@@ -145,12 +154,15 @@ def _random_inputs(config: ModelConfig) -> dict[str, Array]:
     block: Int = np.add.outer(np.array([9, 23], np.int32), np.arange(_BLOCK, dtype=np.int32))
     valid_from = np.array([0, 6], np.int32)
     columns = np.arange(_COLUMNS, dtype=np.int32)
+    window = np.stack([np.arange(7, 17), [*range(22, 31), -1]]).astype(np.int32)
     return {
         "tokens": tokens,
         "positions": np.maximum(columns - valid_from[:, None], 0).astype(np.int32),
         "valid_from": valid_from,
         "valid_to": np.array([_COLUMNS - 4, _COLUMNS], np.int32),
         "block_columns": block,
+        "window_columns": window,
+        "window_tokens": np.take_along_axis(tokens, np.maximum(window, 0), axis=1),
         "block_tokens": np.take_along_axis(tokens, block, axis=1),
         "temperature": np.array([0.0, 0.0], np.float32),
         "seed": np.array([1, 2], np.int32),
@@ -165,7 +177,12 @@ def _random_inputs(config: ModelConfig) -> dict[str, Array]:
 
 @contextmanager
 def _float32_graphs(
-    bundle: Path, config: ModelConfig, dtype: Dtype, names: Mapping[str, str], whole: bool
+    bundle: Path,
+    config: ModelConfig,
+    dtype: Dtype,
+    names: Mapping[str, str],
+    whole: bool,
+    graphs: Sequence[str],
 ) -> Iterator[Path]:
     """Directory of float32 graphs: the bundle itself, or a conversion beside it."""
     if whole and dtype == "float32":
@@ -179,7 +196,7 @@ def _float32_graphs(
             bundle / WEIGHTS, directory / WEIGHTS, "float32", _Quiet(), set(names.values())
         )
         locations = weight_locations(directory / WEIGHTS)
-        for name in PROGRAMS:
+        for name in graphs:
             graph = (
                 ToFloat32(locations)(ir.load(bundle / f"{name}.onnx")).model
                 if whole

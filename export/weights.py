@@ -30,12 +30,14 @@ from lacache_trt.export.bands import (
     read_rows,
     widen,
 )
+from lacache_trt.export.dequantise import dequantise_rows, read_scales
 from lacache_trt.model.checkpoint import Checkpoint
 from lacache_trt.model.config import DTYPE_BYTES, DTYPES, Dtype
 from lacache_trt.model.safetensors_file import (
     FLOAT_DTYPES,
     LENGTH_BYTES,
     SAFETENSORS_NAMES,
+    STORED_BYTES,
     StoredTensor,
     open_regular,
     read_safetensors_header,
@@ -129,16 +131,25 @@ class Layout:
         return len(self.header)
 
 
-def plan_layout(shapes: Mapping[str, tuple[int, ...]], dtype: Dtype) -> Layout:
-    """The layout of a weights file that holds these tensors in `dtype`, in this order."""
+def plan_layout(
+    shapes: Mapping[str, tuple[int, ...]], dtype: Dtype, special: Mapping[str, str] | None = None
+) -> Layout:
+    """The layout of a weights file that holds these tensors in this order.
+
+    Args:
+        shapes: of all tensors.
+        dtype: of the tensors.
+        special: names in the format, as F8_E4M3, of the tensors that have another dtype.
+    """
     entries: dict[str, object] = {"__metadata__": {"format": "lacache-trt"}}
     begins: dict[str, int] = {}
     position = 0
     for name, shape in shapes.items():
         begins[name] = position
-        position += int(np.prod(shape, dtype=np.int64)) * DTYPE_BYTES[dtype]
+        kind = (special or {}).get(name, SAFETENSORS_NAMES[dtype])
+        position += int(np.prod(shape, dtype=np.int64)) * STORED_BYTES[kind]
         entries[name] = {
-            "dtype": SAFETENSORS_NAMES[dtype],
+            "dtype": kind,
             "shape": list(shape),
             "data_offsets": [begins[name], position],
         }
@@ -156,6 +167,7 @@ class _Sources:
     checkpoint: Checkpoint
     _stack: ExitStack = field(default_factory=ExitStack)
     _descriptors: dict[Path, int] = field(default_factory=dict)
+    _scales: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def __enter__(self) -> _Sources:
         return self
@@ -164,12 +176,19 @@ class _Sources:
         self._stack.close()
 
     def rows(self, name: str, first: int, count: int) -> tuple[Band, Dtype]:
-        """Rows of a tensor of the checkpoint, finite, in its own dtype."""
+        """Rows of a tensor of the checkpoint, finite, in its own dtype; FP8 as float32."""
         tensor = self.checkpoint.tensors[name]
+        dtype: Dtype = "float32"
         if tensor.path not in self._descriptors:
             self._descriptors[tensor.path] = self._stack.enter_context(open_regular(tensor.path))
         descriptor = self._descriptors[tensor.path]
-        band, dtype = read_rows(descriptor, tensor, first, count, tensor.path)
+        if name in self.checkpoint.scales:
+            if name not in self._scales:
+                self._scales[name] = read_scales(self.checkpoint.scales[name], name)
+            scales = self._scales[name]
+            band: Band = dequantise_rows(descriptor, tensor, scales, (first, count), name)
+        else:
+            band, dtype = read_rows(descriptor, tensor, first, count, tensor.path)
         check_finite(band, dtype, name, first)
         return band, dtype
 
@@ -187,7 +206,8 @@ def _write_tensor(
     stacked = 0
     for source in recipe.sources:
         columns = source.shape[1] if len(source.shape) == 2 else 1
-        stored = FLOAT_DTYPES[sources.checkpoint.tensors[source.name].dtype]
+        kind = sources.checkpoint.tensors[source.name].dtype
+        stored = FLOAT_DTYPES.get(kind, "float32")
         step = _band_rows(columns, recipe.transpose, stored, target)
         for first in range(0, source.shape[0], step):
             count = min(step, source.shape[0] - first)

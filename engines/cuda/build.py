@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,12 @@ from lacache_trt.artifacts import Manifest
 from lacache_trt.contract import graph_specs
 from lacache_trt.contract_json import contract_to_json
 from lacache_trt.engines.cuda.engine import require_cuda
+from lacache_trt.engines.cuda.fp8 import measure_fp8_table, require_fp8
 from lacache_trt.engines.cuda.gemm import measure_table
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.placing import place_file
 from lacache_trt.errors import ArtifactError
+from lacache_trt.model.fp8 import fp8_linears
 from lacache_trt.progress import Progress
 
 WEIGHTS = "weights.safetensors"
@@ -26,18 +28,22 @@ def build(
 ) -> dict[str, Any]:
     """Write the weights into `directory`; returns the engine part of the manifest."""
     require_cuda()
+    linears = fp8_linears(bundle.body, bundle.model)
+    require_fp8(linears)
     dtype = str(bundle.body["dtype"])
     _check_supported(bundle, dtype)
     progress.start("copy weights")
-    shutil.copyfile(bundle.path(WEIGHTS), directory / WEIGHTS)
+    place_file(bundle, WEIGHTS, directory)
     progress.start("measure GEMMs")
-    gemms = measure_table(bundle.model, getattr(torch, dtype))
+    gemms = measure_table(bundle.model, getattr(torch, dtype), fp8=linears)
+    fp8_gemms = measure_fp8_table(bundle.model, linears, getattr(torch, dtype))
     return {
         "engine": "cuda",
         "device": torch.cuda.get_device_name(),
         "compute_capability": list(torch.cuda.get_device_capability()),
         "dtype": dtype,
         "gemms": gemms.to_json(),
+        **({"fp8_gemms": fp8_gemms.to_json()} if linears else {}),
         "contract": contract_to_json(graph_specs(bundle.model, dtype)),
     }
 

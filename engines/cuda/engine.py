@@ -12,17 +12,20 @@ from torch import Tensor
 from lacache_trt.artifacts import Manifest
 from lacache_trt.closing import ClosesOnExit
 from lacache_trt.engines.base import Capabilities
+from lacache_trt.engines.cuda.fp8 import Fp8Table, require_fp8
 from lacache_trt.engines.cuda.gemm import GemmTable
+from lacache_trt.engines.cuda.kept import kept_bytes
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, lane_bytes
 from lacache_trt.engines.cuda.ops import CudaOps
 from lacache_trt.engines.cuda.session import BUCKET, CudaSession
 from lacache_trt.errors import ArtifactError, CapacityError, EngineError, MissingDependencyError
 from lacache_trt.model.config import ModelConfig, parameter_shapes
+from lacache_trt.model.fp8 import fp8_linears
 from lacache_trt.model.transformer import Transformer
 
 MAX_LANES = 16
 _HEADROOM_BYTES = 256 * 2**20
-_CAPABILITIES = Capabilities(caches=frozenset({"none", "exact"}), logits=True)
+_CAPABILITIES = Capabilities(caches=frozenset({"none", "exact", "prefix", "dual"}), logits=True)
 
 
 def require_cuda() -> None:
@@ -49,20 +52,33 @@ def load(manifest: Manifest) -> CudaEngine:
             expected=f"compute capability {capability}",
             fix="build it again on this machine: lacache-trt build BUNDLE OUT --engine cuda",
         )
+    linears = fp8_linears(manifest.body, manifest.model)
+    require_fp8(linears)
     path = manifest.path("weights.safetensors")
     _check_fits(path.stat().st_size)
     with safe_open(path, framework="pt", device="cuda") as file:
-        weights = {name: file.get_tensor(name) for name in parameter_shapes(manifest.model)}
-    return CudaEngine(manifest.model, weights, GemmTable.from_json(manifest.body.get("gemms")))
+        names = parameter_shapes(manifest.model, linears)
+        weights = {name: file.get_tensor(name) for name in names}
+    gemms = GemmTable.from_json(manifest.body.get("gemms"))
+    fp8_gemms = Fp8Table.from_json(manifest.body.get("fp8_gemms", []))
+    return CudaEngine(manifest.model, weights, gemms, fp8_gemms)
 
 
 def device_model(
-    config: ModelConfig, weights: Mapping[str, Tensor], gemms: GemmTable
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    gemms: GemmTable,
+    fp8_gemms: Fp8Table | None = None,
 ) -> Transformer:
-    """The model over weights on the device, which it does not copy."""
+    """The model over weights on the device, which it does not copy.
+
+    Linears that come with scales are FP8.
+    """
+    fp8 = [name.removesuffix(".scale") for name in weights if name.endswith(".scale")]
     with torch.device("meta"):
-        model = Transformer(config, CudaOps(gemms), weights["embed.weight"].dtype)
-    for name in parameter_shapes(config):
+        ops = CudaOps(gemms, fp8_gemms)
+        model = Transformer(config, ops, weights["embed.weight"].dtype, fp8)
+    for name in parameter_shapes(config, fp8):
         parameter = torch.nn.Parameter(weights[name], requires_grad=False)
         model.weights[name.replace(".", "/")] = parameter
     return model.eval()
@@ -75,13 +91,18 @@ class CudaEngine(ClosesOnExit):
     capabilities = _CAPABILITIES
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], gemms: GemmTable
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        gemms: GemmTable,
+        fp8_gemms: Fp8Table | None = None,
     ) -> None:
         require_cuda()
         self.config = config
         self.device = torch.cuda.get_device_name()
-        self._model: Transformer | None = device_model(config, weights, gemms)
+        self._model: Transformer | None = device_model(config, weights, gemms, fp8_gemms)
         self._gemms = gemms
+        self._fp8_gemms = fp8_gemms or Fp8Table({})
         self._element_bytes = weights["embed.weight"].element_size()
         self._stream = torch.cuda.Stream()
         # The weights may still be on their way on the stream that loaded them.
@@ -110,10 +131,25 @@ class CudaEngine(ClosesOnExit):
                     return lane
             while self._lanes >= MAX_LANES and self._free:
                 self._evict()
-            self._make_room(shape)
+            needed = lane_bytes(self.config, shape, self._element_bytes)
+            self._make_room(shape, needed)
             lane = Lane(model, shape, self._stream, self._pool)
             self._lanes += 1
             return lane
+
+    def keep(self, lane: Lane) -> None:
+        """Give a lane room for K and V of all layers.
+
+        Raises:
+            CapacityError: they do not fit into the device's memory.
+        """
+        with self._lock:
+            self._require_open()
+            if lane.kept is None:
+                rows, columns = lane.shape.rows, lane.shape.columns
+                needed = kept_bytes(self.config, rows, columns, self._element_bytes)
+                self._make_room(lane.shape, needed)
+                lane.keep()
 
     def release(self, lane: Lane) -> None:
         """Take a lane back; it stays captured for the next session of its shape."""
@@ -143,9 +179,12 @@ class CudaEngine(ClosesOnExit):
         from lacache_trt.engines.cuda.floor import floor_milliseconds
 
         model = self._require_open()
-        weights = {name: model.weight(name) for name in parameter_shapes(self.config)}
+        names = parameter_shapes(self.config, model.fp8)
+        weights = {name: model.weight(name) for name in names}
         sizes = (rows, -(-columns // BUCKET) * BUCKET, block)
-        return floor_milliseconds(self.config, weights, self._gemms, sizes, repeats)
+        return floor_milliseconds(
+            self.config, weights, self._gemms, sizes, repeats, fp8_gemms=self._fp8_gemms
+        )
 
     def close(self) -> None:
         """Release weights, lanes and graphs; calls in flight end with `EngineError`."""
@@ -165,9 +204,9 @@ class CudaEngine(ClosesOnExit):
         self._free.popitem(last=False)
         self._lanes -= 1
 
-    def _make_room(self, shape: LaneShape) -> None:
-        """Drop idle lanes until a new one fits; `CapacityError` if it never will."""
-        needed = lane_bytes(self.config, shape, self._element_bytes) + _HEADROOM_BYTES
+    def _make_room(self, shape: LaneShape, needed: int) -> None:
+        """Drop idle lanes until so much more fits; `CapacityError` if it never will."""
+        needed += _HEADROOM_BYTES
         free = _free_bytes()
         while needed > free and self._free:
             self._evict()

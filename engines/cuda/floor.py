@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lacache_trt.engines.cuda.capture import capture, replay_milliseconds
+from lacache_trt.engines.cuda.fp8 import Fp8Table
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.model.config import ModelConfig
+from lacache_trt.plugins.fp8 import quantise_groups
 
 
 def floor_milliseconds(
@@ -28,9 +30,12 @@ def floor_milliseconds(
     repeats: int,
     *,
     full_first_layer: bool = False,
+    fp8_gemms: Fp8Table | None = None,
 ) -> float:
     """Median device time for `sizes` = (rows, columns, block columns)."""
-    calls = floor_calls(config, weights, gemms, *sizes, full_first_layer=full_first_layer)
+    calls = floor_calls(
+        config, weights, gemms, *sizes, full_first_layer=full_first_layer, fp8_gemms=fp8_gemms
+    )
     stream = torch.cuda.Stream()
     return median(replay_milliseconds(capture(calls, stream), stream, repeats))
 
@@ -44,11 +49,16 @@ def floor_calls(
     block: int,
     *,
     full_first_layer: bool = False,
+    fp8_gemms: Fp8Table | None = None,
+    attention: bool = True,
 ) -> list[Callable[[], object]]:
     """The GEMMs and the attention of one exact step, on fixed random inputs.
 
-    `full_first_layer` counts layer 0 on every row, as a step without caches computes it.
+    `full_first_layer` counts layer 0 on every row, as a step without caches computes it. Linears
+    that come with scales are FP8; quantising their inputs is not in the floor. `attention` off
+    leaves the linears alone.
     """
+    table = fp8_gemms or Fp8Table({})
     device, dtype = weights["embed.weight"].device, weights["embed.weight"].dtype
 
     def draw(*shape: int) -> Tensor:
@@ -63,11 +73,22 @@ def floor_calls(
     heads = (rows, config.num_kv_heads, columns, config.head_dim)
     k, v = draw(*heads), draw(*heads)
     q = {m: draw(rows, config.num_heads, m // rows, config.head_dim) for m in (many, few)}
+    quantised: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    outputs: dict[tuple[int, int], Tensor] = {}
     calls: list[Callable[[], object]] = []
 
     def linear(name: str, m: int) -> None:
-        weight = weights[name]
-        calls.append(lambda: gemms.multiply(inputs[m, weight.shape[0]], weight))
+        weight, scale = weights[name], weights.get(name.removesuffix("weight") + "scale")
+        if scale is None:
+            calls.append(lambda: gemms.multiply(inputs[m, weight.shape[0]], weight))
+            return
+        n, k = weight.shape
+        if (m, k) not in quantised:
+            quantised[m, k] = quantise_groups(inputs[m, k])
+        if (m, n) not in outputs:
+            outputs[m, n] = torch.empty(m, n, device=device, dtype=dtype)
+        operands = (*quantised[m, k], weight, scale)
+        calls.append(lambda: table.multiply(operands, None, outputs[m, n]))
 
     for layer in range(config.num_layers):
         prefix, last = f"layers.{layer}.", 0 < layer == config.num_layers - 1
@@ -78,7 +99,8 @@ def floor_calls(
             linear(prefix + "q.weight", few)
         else:
             linear(prefix + "qkv.weight", first)
-        calls.append(partial(_attention, q[few if last else first], k, v))
+        if attention:
+            calls.append(partial(_attention, q[few if last else first], k, v))
         for name in ("attn_out", "gate_up", "down"):
             linear(f"{prefix}{name}.weight", after)
     linear("head.weight", few)

@@ -1,28 +1,22 @@
-"""Which GEMM implementation runs at which shape: measured when the engine is built, then fixed.
-
-A table entry is keyed by (K, N) of the weight and a ceiling of M; the entry with the smallest
-ceiling that is at least M decides. A fixed table makes a run reproducible: the same engine
-directory always runs the same kernels.
-"""
+"""The GEMMs of linears in the model's dtype, and which library runs them at which shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lacache_trt.engines.cuda.capture import microseconds_per_call
-from lacache_trt.errors import ArtifactError
+from lacache_trt.engines.cuda.choices import ChoiceTable
 from lacache_trt.model.config import ModelConfig, parameter_shapes
 
 ROW_CEILINGS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-_COLD_BYTES = 256 * 2**20
-_MOST_COPIES = 16
+COLD_BYTES = 256 * 2**20
+MOST_COPIES = 16
 
 
 @contextmanager
@@ -47,58 +41,22 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class GemmTable:
-    """Implementation names by weight shape (K, N) and M ceiling."""
+class GemmTable(ChoiceTable):
+    """The choices for the linears in the model's dtype."""
 
-    entries: Mapping[tuple[int, int], Mapping[int, str]]
+    NAMES = tuple(IMPLEMENTATIONS)
 
     def multiply(self, rows: Tensor, weight: Tensor, into: Tensor | None = None) -> Tensor:
         """rows [M, K] @ weight [K, N], added to `into` [M, N] in place if that is given."""
         return IMPLEMENTATIONS[self.choice(rows.shape[0], *weight.shape)](rows, weight, into)
 
-    def choice(self, m: int, k: int, n: int) -> str:
-        """Name of the implementation for a shape; cuBLAS where nothing was measured."""
-        by_ceiling = self.entries.get((k, n), {})
-        fitting = [ceiling for ceiling in by_ceiling if ceiling >= m]
-        if not by_ceiling:
-            return "cublas"
-        return by_ceiling[min(fitting) if fitting else max(by_ceiling)]
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The manifest's form."""
-        return [
-            {"k": k, "n": n, "m_up_to": ceiling, "implementation": name}
-            for (k, n), by_ceiling in self.entries.items()
-            for ceiling, name in by_ceiling.items()
-        ]
-
-    @classmethod
-    def from_json(cls, data: object) -> GemmTable:
-        """Read the manifest's form strictly."""
-        entries: dict[tuple[int, int], dict[int, str]] = {}
-        for row in data if isinstance(data, list) else [None]:
-            fields = row if isinstance(row, dict) else {}
-            name = fields.get("implementation")
-            numbers: list[Any] = [fields.get(key) for key in ("k", "n", "m_up_to")]
-            known = isinstance(name, str) and name in IMPLEMENTATIONS
-            if not known or not all(type(value) is int for value in numbers):
-                raise ArtifactError(
-                    "the GEMM table of the manifest is malformed",
-                    got=row,
-                    expected=f"k, n, m_up_to and one of {', '.join(IMPLEMENTATIONS)}",
-                    fix="build the engine again",
-                )
-            k, n, ceiling = numbers
-            entries.setdefault((k, n), {})[ceiling] = str(name)
-        return cls(entries)
-
-
-def weight_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """The distinct (K, N) of the model's linears."""
+def weight_shapes(config: ModelConfig, fp8: Collection[str] = ()) -> list[tuple[int, int]]:
+    """The distinct (K, N) of the model's linears but those that are FP8."""
     matrices = (
         shape
         for name, shape in parameter_shapes(config).items()
-        if len(shape) == 2 and name != "embed.weight"
+        if len(shape) == 2 and name != "embed.weight" and name.removesuffix(".weight") not in fp8
     )
     return [(k, n) for k, n in dict.fromkeys(matrices)]
 
@@ -108,12 +66,13 @@ def measure_table(
     dtype: torch.dtype,
     ceilings: Sequence[int] = ROW_CEILINGS,
     report: Callable[[str], None] = lambda line: None,
+    fp8: Collection[str] = (),
 ) -> GemmTable:
     """Time every implementation at every shape over cold weights and keep the fastest."""
     entries: dict[tuple[int, int], dict[int, str]] = {}
     stream = torch.cuda.Stream()
-    for k, n in weight_shapes(config):
-        copies = max(1, min(_MOST_COPIES, _COLD_BYTES // (k * n * dtype.itemsize)))
+    for k, n in weight_shapes(config, fp8):
+        copies = max(1, min(MOST_COPIES, COLD_BYTES // (k * n * dtype.itemsize)))
         weights = [torch.randn(k, n, device="cuda", dtype=dtype) for _ in range(copies)]
         for ceiling in ceilings:
             rows = torch.randn(ceiling, k, device="cuda", dtype=dtype)

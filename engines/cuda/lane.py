@@ -2,8 +2,9 @@
 
 Everything of a step happens inside one graph: one copy of the small inputs to the device, the
 model, one copy of the predictions to pinned host memory. `fill` and `reuse` of a lane share the
-caches: `fill` writes them, `reuse` reads them, both in place. The caches lie outside the memory
-pool of the graphs, because every graph of the engine may overwrite what lies in the pool.
+caches: `fill` writes them, `reuse` reads them, both in place; `reuse_kv` and `window` share K and V
+of all layers. The caches lie outside the memory pool of the graphs, because every graph of
+the engine may overwrite what lies in the pool.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lacache_trt.contract import TensorSpec, cache_specs, graph_specs
 from lacache_trt.engines.base import StepOutputs
 from lacache_trt.engines.cuda.capture import capture, replay_milliseconds
+from lacache_trt.engines.cuda.kept import Kept
 from lacache_trt.engines.cuda.ops import CudaOps, FillOps
 from lacache_trt.engines.cuda.staging import StagedInputs
 from lacache_trt.engines.padding import LISTED_IDS as LISTED_IDS
@@ -40,7 +43,7 @@ _STEP_INPUTS = (
     "logit_columns",
 )
 Key = tuple[str, int]
-"""A graph: its name and the number of logit columns."""
+"""A graph: its name, for a window with its width, and the number of logit columns."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,10 @@ class LaneShape:
     columns: int
     block: int
 
-    def sizes(self, logit_columns: int = 0) -> dict[str, int]:
+    def sizes(self, logit_columns: int = 0, window: int = 0) -> dict[str, int]:
         """Value of each symbol of the contract."""
         return {
+            "W": window,
             "B": self.rows,
             "N": self.columns,
             "Bk": self.block,
@@ -74,6 +78,7 @@ class Lane:
     ) -> None:
         self.shape = shape
         self.caches: dict[str, Tensor] = {}
+        self.kept: Kept | None = None
         self._model = model
         self._stream = stream
         self._pool = pool
@@ -85,7 +90,9 @@ class Lane:
             for graph in ("fill", "plain")
         }
         self._steps: dict[int, StagedInputs] = {}
+        self._windows: dict[Key, StagedInputs] = {}
         self._outputs: dict[Key, tuple[Tensor, Tensor]] = {}
+        self._read: dict[Key, list[NDArray[np.generic]]] = {}
 
     def fill(self, inputs: Arrays) -> None:
         """Enqueue the computation of the caches for the geometry given."""
@@ -97,14 +104,35 @@ class Lane:
 
     def reuse(self, inputs: Arrays) -> None:
         """Enqueue one step over the caches; `collect` waits for it."""
-        read = inputs["logit_columns"].shape[1]
-        self._step_inputs(read).write(inputs)
-        self._replay(("reuse", read), lambda: self._run_reuse(read))
+        read = self._write_step(inputs)
+        self._replay(("reuse", read), lambda: self._run_reuse("reuse", read))
+
+    def reuse_kv(self, inputs: Arrays) -> None:
+        """Enqueue one step over the caches that writes `kept`; `collect` waits for it."""
+        read = self._write_step(inputs)
+        self._replay(("reuse_kv", read), lambda: self._run_reuse("reuse_kv", read))
+
+    def window(self, inputs: Arrays) -> None:
+        """Enqueue one step of a window over `kept`; `collect` waits for it."""
+        key = window_key(inputs["window_columns"].shape[1], inputs["logit_columns"].shape[1])
+        if key not in self._windows:
+            names = ("window_tokens", "window_columns", "block_columns", *_STEP_INPUTS)
+            specs = [spec for spec in self._specs["window"].inputs if spec.name in names]
+            sizes = self.shape.sizes(key[1], inputs["window_columns"].shape[1])
+            self._windows[key] = self._stage(specs, sizes)
+        self._windows[key].write(inputs)
+        self._replay(key, lambda: self._run_window(key))
+
+    def keep(self) -> None:
+        """Allocate `kept`."""
+        if self.kept is None:
+            shape, device = self.shape, self._stream.device
+            self.kept = Kept(self._model, shape.rows, shape.columns, device)
 
     def plain(self, inputs: Arrays) -> None:
         """Enqueue one step without caches; `collect` waits for it."""
         self._idle.synchronize()
-        read = inputs["logit_columns"].shape[1]
+        read = int(inputs["logit_columns"].shape[1])
         geometry = {name: inputs[name] for name in _ORDER}
         self._geometry["plain"].write(geometry)
         step = {name: value for name, value in inputs.items() if name not in geometry}
@@ -114,13 +142,14 @@ class Lane:
     def collect(self, name: str, logit_columns: int) -> StepOutputs:
         """Wait for the step and copy its outputs out of the pinned buffers."""
         self._idle.synchronize()
-        packed, logits = (tensor.numpy().copy() for tensor in self._outputs[name, logit_columns])
+        packed, logits = (host.copy() for host in self._read[name, logit_columns])
         scores = packed[1:].view(np.float32)
         return StepOutputs(packed[0], scores[0], scores[1], scores[2], logits)
 
     def cache_bytes(self) -> int:
         """Bytes of the caches."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.caches.values())
+        kept = self.kept.nbytes() if self.kept is not None else 0
+        return kept + sum(cache.numel() * cache.element_size() for cache in self.caches.values())
 
     def milliseconds(self, name: str, replays: int, logit_columns: int = 0) -> list[float]:
         """Device time of each of `replays` replays of a graph that has run before."""
@@ -155,27 +184,52 @@ class Lane:
         inputs = self._geometry["fill"].tensors
         model, ops = copy.copy(self._model), self._model.ops
         if isinstance(ops, CudaOps):
-            model.ops = FillOps(ops.gemms, self.caches)
+            model.ops = FillOps(ops, self.caches)
         outputs = FillProgram(model)(*(inputs[name] for name in _ORDER))
         for cache, output in zip(self.caches.values(), outputs, strict=True):
             if output.data_ptr() != cache.data_ptr():
                 cache.copy_(output)
 
-    def _run_reuse(self, logit_columns: int) -> None:
+    def _write_step(self, inputs: Arrays) -> int:
+        """Stage a step over the caches; returns its number of logit columns."""
+        read = int(inputs["logit_columns"].shape[1])
+        self._step_inputs(read).write(inputs)
+        return read
+
+    def _run_reuse(self, name: str, logit_columns: int) -> None:
         if not self.caches:
             raise EngineError("reuse was called before fill", fix="call fill at each block's start")
         staged = self._step_inputs(logit_columns)
         staged.upload()
         geometry, step = self._geometry["fill"].tensors, staged.tensors
         ranges = (geometry[name] for name in ("positions", "valid_from", "valid_to"))
-        outputs = ReuseProgram(self._model)(
+        program = ReuseProgram(self._model) if name == "reuse" else self._require_kept().reuse
+        outputs = program(
             step["block_tokens"],
             geometry["block_columns"],
             *ranges,
             *self.caches.values(),
             *(step[name] for name in _STEP_INPUTS),
         )
-        self._download(("reuse", logit_columns), outputs)
+        self._download((name, logit_columns), outputs)
+
+    def _run_window(self, key: Key) -> None:
+        staged = self._windows[key]
+        staged.upload()
+        geometry, step = self._geometry["fill"].tensors, staged.tensors
+        outputs = self._require_kept().window(
+            step["window_tokens"],
+            step["window_columns"],
+            *(geometry[name] for name in ("positions", "valid_from", "valid_to")),
+            step["block_columns"],
+            *(step[name] for name in _STEP_INPUTS),
+        )
+        self._download(key, outputs)
+
+    def _require_kept(self) -> Kept:
+        if self.kept is None:
+            raise EngineError("the lane keeps no K and V", fix="call reuse_kv before window")
+        return self.kept
 
     def _run_plain(self, logit_columns: int) -> None:
         self._geometry["plain"].upload()
@@ -193,6 +247,7 @@ class Lane:
         packed = torch.stack([token, *(score.view(torch.int32) for score in scores)])
         if key not in self._outputs:
             self._outputs[key] = (_pinned_like(packed), _pinned_like(logits))
+            self._read[key] = [host.numpy() for host in self._outputs[key]]
         host_packed, host_logits = self._outputs[key]
         host_packed.copy_(packed, non_blocking=True)
         if logits.numel():
@@ -204,6 +259,11 @@ class Lane:
         with torch.cuda.stream(self._stream):
             self._graphs[key].replay()
             self._idle.record(self._stream)
+
+
+def window_key(width: int, logit_columns: int) -> Key:
+    """The graph of a window of this width."""
+    return f"window-{width}", logit_columns
 
 
 def lane_bytes(config: ModelConfig, shape: LaneShape, element_bytes: int) -> int:

@@ -8,10 +8,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from lacache_trt.engines.cuda.fp8 import Fp8Table
+from lacache_trt.engines.cuda.fp8_ops import Fp8Ops
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.plugins.attention import kernel as attention_kernel
 from lacache_trt.plugins.attention_fill import kernel as fill_kernel
 from lacache_trt.plugins.attention_reuse import kernel as reuse_kernel
+from lacache_trt.plugins.attention_window import kernel as window_kernel
 from lacache_trt.plugins.rms_norm import kernel as norm_kernel
 from lacache_trt.plugins.rope import kernel as rope_kernel
 from lacache_trt.plugins.sample_block import kernel as sample_kernel
@@ -23,11 +26,12 @@ def _launch(kernel: ModuleType, *tensors: Tensor) -> None:
     kernel.launch(*tensors)
 
 
-class CudaOps:
+class CudaOps(Fp8Ops):
     """Implements `lacache_trt.model.ops.Ops`; every output is allocated here, so that a captured
     graph owns it."""
 
-    def __init__(self, gemms: GemmTable) -> None:
+    def __init__(self, gemms: GemmTable, fp8_gemms: Fp8Table | None = None) -> None:
+        super().__init__(fp8_gemms or Fp8Table({}))
         self.gemms = gemms
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -91,6 +95,17 @@ class CudaOps:
         attention_kernel.launch(q, k, v, valid_from, valid_to, workspace, out)
         return out
 
+    def attention_window(self, *tensors: Tensor) -> Tensor:
+        q, k_w, v_w, k, v, columns, valid_from, valid_to = tensors
+        batch, heads, count, head_dim = q.shape
+        elements = window_kernel.workspace_size(
+            batch, heads, k.shape[1], count, k.shape[2], head_dim
+        )
+        workspace = q.new_empty(elements, dtype=torch.float32) if elements else None
+        out = q.new_empty(batch, count, heads * head_dim)
+        window_kernel.launch(q, k_w, v_w, k, v, columns, valid_from, valid_to, workspace, out)
+        return out
+
     def sample_block(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         logits = tensors[0]
         batch, rows, vocabulary = logits.shape
@@ -105,8 +120,8 @@ class CudaOps:
 class FillOps(CudaOps):
     """Ops of a fill: layer 0's heads and attention state are written into the caches themselves."""
 
-    def __init__(self, gemms: GemmTable, caches: Mapping[str, Tensor]) -> None:
-        super().__init__(gemms)
+    def __init__(self, ops: CudaOps, caches: Mapping[str, Tensor]) -> None:
+        super().__init__(ops.gemms, ops.fp8_gemms)
         self._caches = caches
 
     def split_rope(

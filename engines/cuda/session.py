@@ -9,9 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
-from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape
+from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, window_key
 from lacache_trt.engines.padding import BUCKET as BUCKET
 from lacache_trt.engines.padding import moved_right
+from lacache_trt.engines.windows import (
+    WindowMemory,
+    check_window,
+    padded_window,
+    require_kept,
+)
 from lacache_trt.errors import EngineError
 
 if TYPE_CHECKING:
@@ -25,13 +31,14 @@ class CudaSession:
         self._engine = engine
         self._lane: Lane | None = None
         self._pads = {"reuse": 0, "plain": 0}
-        self._filled = False
+        self._windows = WindowMemory()
+        self._filled = self._keeps = False
 
     def fill(self, canvas: Canvas, block_columns: Int) -> None:
         """Compute the caches for these blocks."""
         lane = self._lane_for(canvas, block_columns)
         self._pads["reuse"] = pads = lane.shape.columns - canvas.tokens.shape[1]
-        self._filled = False
+        self._filled = self._keeps = False
         self._engine.run(lane, "fill", moved_right(canvas, block_columns, pads))
         self._filled = True
 
@@ -39,11 +46,38 @@ class CudaSession:
         self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
     ) -> StepOutputs:
         """One step over the caches of the last `fill`."""
-        if self._lane is None or not self._filled:
-            raise EngineError("reuse was called before fill", fix="call fill at each block's start")
-        return self._step(
-            self._lane, "reuse", {"block_tokens": block_tokens}, sampling, logit_columns
-        )
+        lane = self._filled_lane("reuse")
+        return self._step(lane, "reuse", {"block_tokens": block_tokens}, sampling, logit_columns)
+
+    def reuse_kv(
+        self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
+    ) -> StepOutputs:
+        """`reuse` that also keeps K and V of all layers and columns."""
+        lane = self._filled_lane("reuse_kv")
+        self._engine.keep(lane)
+        inputs = {"block_tokens": block_tokens}
+        outputs = self._step(lane, "reuse_kv", inputs, sampling, logit_columns)
+        self._keeps = True
+        return outputs
+
+    def window(
+        self,
+        window_tokens: Int,
+        window_columns: Int,
+        block_columns: Int,
+        sampling: Sampling,
+        logit_columns: Int | None = None,
+    ) -> StepOutputs:
+        """One step of the window's rows over the kept K and V."""
+        lane, pads = self._filled_lane("window"), self._pads["reuse"]
+        require_kept(self._keeps)
+        length, block = lane.shape.columns - pads, lane.shape.block
+        if logit_columns is not None or window_tokens.shape != window_columns.shape:
+            check_window(window_tokens, window_columns, block_columns, logit_columns, length)
+        placed = self._windows.place(window_columns, block_columns, block, length, pads)
+        tokens, _ = padded_window(window_tokens, window_columns, placed["window_columns"].shape[1])
+        inputs = {"window_tokens": tokens, **placed}
+        return self._step(lane, "window", inputs, sampling, logit_columns)
 
     def plain(
         self,
@@ -64,9 +98,11 @@ class CudaSession:
 
     def cache_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the caches by name, pads included, for checks."""
-        caches = self._lane.caches if self._lane is not None else {}
+        caches = dict(self._lane.caches) if self._lane is not None else {}
+        if self._keeps and self._lane is not None and self._lane.kept is not None:
+            caches |= {"keys": self._lane.kept.keys, "values": self._lane.kept.values}
         torch.cuda.synchronize()
-        return {name: cache.float().cpu().numpy() for name, cache in caches.items()}
+        return {name: cache.float().cpu().numpy().copy() for name, cache in caches.items()}
 
     def milliseconds(self, graph: str, replays: int) -> list[float]:
         """Device time of `replays` replays of a graph that this session has run.
@@ -81,7 +117,14 @@ class CudaSession:
         """Give the lane back."""
         if self._lane is not None:
             self._engine.release(self._lane)
-        self._lane, self._filled = None, False
+        self._lane, self._filled, self._keeps = None, False, False
+
+    def _filled_lane(self, call: str) -> Lane:
+        if self._lane is None or not self._filled:
+            raise EngineError(
+                f"{call} was called before fill", fix="call fill at each block's start"
+            )
+        return self._lane
 
     def _lane_for(self, canvas: Canvas, block_columns: Int) -> Lane:
         rows, columns = canvas.tokens.shape
@@ -102,6 +145,10 @@ class CudaSession:
     ) -> StepOutputs:
         rows = len(sampling.seed)
         columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
-        moved = {"logit_columns": columns + np.int32(self._pads[graph])}
+        pads = self._pads["plain" if graph == "plain" else "reuse"]
+        moved = {"logit_columns": columns + np.int32(pads)}
         self._engine.run(lane, graph, {**inputs, **vars(sampling), **moved})
-        return lane.collect(graph, columns.shape[1])
+        key = (graph, columns.shape[1])
+        if graph == "window":
+            key = window_key(inputs["window_columns"].shape[1], columns.shape[1])
+        return lane.collect(*key)

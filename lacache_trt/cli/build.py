@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lacache_trt.cli.command import WithoutFlags, verb
+from lacache_trt.cli.command import PrefixedFlags, WithoutFlags, verb
 from lacache_trt.cli.output import Output
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
+from lacache_trt.errors import InvalidRequestError
+from lacache_trt.model.fp8 import Fp8Recipe
 
 if TYPE_CHECKING:
     from lacache_trt.engines.builder import BuildReport
 
 DRY_RUN_HELP = "Show what would be built with TensorRT, and the memory it would take."
+FP8_HELP = "Quantise linears to FP8 with scales per group; the bundle is not changed."
 
 
 @verb
@@ -24,8 +27,10 @@ def build(
     output: Output,
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Engine directory to create.")],
-    options: Annotated[BuildOptions, WithoutFlags(("tensorrt",))],
+    options: Annotated[BuildOptions, WithoutFlags(("tensorrt", "fp8"))],
     tensorrt: TensorRTOptions,
+    recipe: Annotated[Fp8Recipe, PrefixedFlags("fp8")],
+    fp8: Annotated[bool, typer.Option("--fp8", help=FP8_HELP)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
 ) -> None:
     """Build an engine from a bundle.
@@ -33,18 +38,26 @@ def build(
     `--engine auto` means TensorRT, else TensorRT-RTX where this machine can use it, else exit
     code 3 with the other choices: an engine is never replaced by another one silently.
     An engine is built for this machine's GPU. `--engine tensorrt-rtx --sm 89` builds for an L40S or
-    RTX GPU of another machine and needs no GPU here. --sm and all flags that follow it are for
-    TensorRT and TensorRT-RTX only.
+    RTX GPU of another machine and needs no GPU here. The flags from --sm to --timing-cache are
+    for TensorRT and TensorRT-RTX only. Flags that begin with --fp8- say what --fp8 quantises.
     """
     from lacache_trt.cli.packages import load_part
 
-    options = replace(options, tensorrt=tensorrt)
+    if not fp8 and recipe != Fp8Recipe():
+        raise InvalidRequestError(
+            "the FP8 flags say what to quantise, and nothing is quantised",
+            got="flags that begin with --fp8-, without --fp8",
+            fix="add --fp8",
+        )
+    options = replace(options, tensorrt=tensorrt, fp8=recipe if fp8 else None)
     if dry_run:
         _dry_run(output, bundle, options)
         return
     builder = load_part("lacache_trt.engines.builder", "export")
     with output.progress() as progress:
         report = builder.build_engine(bundle, out, options, progress)
+    for warning in report.warnings:
+        output.note(f"warning: {warning}")
     _show_built(output, report)
 
 
@@ -54,6 +67,7 @@ def _show_built(output: Output, report: BuildReport) -> None:
         "engine": report.engine,
         "seconds": report.seconds,
         "total_bytes": report.total_bytes,
+        "warnings": list(report.warnings),
     }
 
     def render() -> None:
@@ -78,7 +92,6 @@ def _dry_run(output: Output, bundle: Path, options: BuildOptions) -> None:
     from lacache_trt.artifacts import load_manifest
     from lacache_trt.cli.packages import load_part
     from lacache_trt.engines.registry import AUTO, TENSORRT_ENGINES
-    from lacache_trt.errors import InvalidRequestError
 
     if options.engine not in (AUTO, *TENSORRT_ENGINES):
         raise InvalidRequestError(

@@ -4,8 +4,9 @@ Symlinks: the hub's cache keeps `snapshots/<commit>/<file>` as links into `blobs
 `snapshots/`. A link is followed if what it ends at lies inside of the checkpoint directory or, for
 a directory under `snapshots/`, inside of that `blobs/`; every other link is refused, since a
 checkpoint from elsewhere could otherwise make the exporter read any file of the machine.
-Dtypes: F32, F16 and BF16 may be mixed. `ModelConfig.dtype` is what config.json names, else the one
-dtype of all tensors, else float32, which holds all three exactly.
+Dtypes: F32, F16 and BF16 may be mixed, with E4M3 as in `quantised_layout`. `ModelConfig.dtype` is
+what config.json names, else the one dtype of all tensors but E4M3 ones, else float32, which holds
+all exactly.
 Pickle files (`.bin`, `.pt`, `.pth`, `.ckpt`) are never opened.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -23,7 +24,9 @@ from lacache_trt.model.config_values import ConfigValues
 from lacache_trt.model.families import model_config
 from lacache_trt.model.hub import resolve_model as resolve_model
 from lacache_trt.model.json_file import read_json_object
+from lacache_trt.model.quantised_layout import split_scales, take_layout
 from lacache_trt.model.safetensors_file import (
+    E4M3,
     FLOAT_DTYPES,
     StoredTensor,
     read_safetensors_header,
@@ -52,6 +55,7 @@ class Checkpoint:
         config: the architecture.
         tensors: where each tensor of the checkpoint lies, by its own name.
         recipes: how each tensor of the weights file is made of them.
+        scales: those of the checkpoint's FP8 weights, by the weight's name.
     """
 
     directory: Path
@@ -59,6 +63,7 @@ class Checkpoint:
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
     recipes: Mapping[str, TensorRecipe]
+    scales: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @classmethod
     def open(cls, directory: str | Path) -> Checkpoint:
@@ -69,14 +74,16 @@ class Checkpoint:
         """
         root = checked_directory(directory)
         config = read_model_config(root)
-        tensors = _stored_tensors(root)
+        layout = take_layout(_read_config(root))[1]
+        tensors, scales = split_scales(_stored_tensors(root), layout)
         recipes = tensor_recipes(config)
-        _check_tensors(root, config, tensors, recipes)
+        _check_tensors(root, config, tensors, recipes, scales)
         used = {source.name for recipe in recipes.values() for source in recipe.sources}
         tensors = {name: tensor for name, tensor in tensors.items() if name in used}
         if ConfigValues(_read_config(root), config.family).dtype() is None:
             config = replace(config, dtype=_common_dtype(tensors))
-        return cls(root, _snapshot_commit(root), config, tensors, recipes)
+        scales = {name: scale for name, scale in scales.items() if name in used}
+        return cls(root, _snapshot_commit(root), config, tensors, recipes, scales)
 
 
 def checked_directory(directory: str | Path) -> Path:
@@ -94,7 +101,7 @@ def checked_directory(directory: str | Path) -> Path:
 
 def read_model_config(root: Path) -> ModelConfig:
     """The architecture alone, from config.json, generation_config.json and tokenizer files."""
-    raw = _read_config(root)
+    raw, _ = take_layout(_read_config(root))
     generation = root / "generation_config.json"
     return model_config(
         raw,
@@ -206,6 +213,7 @@ def _check_tensors(
     config: ModelConfig,
     tensors: Mapping[str, StoredTensor],
     recipes: Mapping[str, TensorRecipe],
+    scales: Mapping[str, StoredTensor],
 ) -> None:
     shapes = {source.name: source.shape for recipe in recipes.values() for source in recipe.sources}
     problems = {
@@ -221,7 +229,7 @@ def _check_tensors(
         "wrong dtype": [
             f"{name} {tensors[name].dtype}"
             for name in shapes
-            if name in tensors and tensors[name].dtype not in FLOAT_DTYPES
+            if name in tensors and name not in scales and tensors[name].dtype not in FLOAT_DTYPES
         ],
     }
     if any(problems.values()):
@@ -237,7 +245,7 @@ def _check_tensors(
 
 
 def _common_dtype(tensors: Mapping[str, StoredTensor]) -> Dtype:
-    dtypes = {FLOAT_DTYPES[tensor.dtype] for tensor in tensors.values()}
+    dtypes = {FLOAT_DTYPES[tensor.dtype] for tensor in tensors.values() if tensor.dtype != E4M3}
     return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 

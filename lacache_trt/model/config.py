@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -102,13 +103,36 @@ def projection_sizes(config: ModelConfig, layer: int) -> dict[str, int]:
     return {"qkv": config.qkv_size}
 
 
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: ModelConfig, fp8: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the weights file, in file order.
 
     Linear weights are stored [in, out]; `qkv` and `gate_up` are fused along the output. The last
     layer of a deeper model keeps `q` apart from `kv`: it needs keys and values of every row but
-    queries only of the rows that the head reads.
+    queries only of the rows that the head reads. The linears named in `fp8` are stored [out, in],
+    each followed by the scales of its 128 x 128 blocks.
     """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in _half_shapes(config).items():
+        linear = name.removesuffix(".weight")
+        if linear in fp8:
+            shapes[name] = shape[::-1]
+            shapes[linear + ".scale"] = (-(-shape[1] // 128), -(-shape[0] // 128))
+        else:
+            shapes[name] = shape
+    return shapes
+
+
+def fp8_dtypes(fp8: Collection[str]) -> dict[str, str]:
+    """Dtype of the tensors of FP8 linears, which do not have the model's."""
+    return {
+        linear + part: dtype
+        for linear in fp8
+        for part, dtype in ((".weight", "float8_e4m3fn"), (".scale", "float32"))
+    }
+
+
+def _half_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """`parameter_shapes` of a model without FP8."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (config.vocab_size, hidden)}
     for index in range(config.num_layers):

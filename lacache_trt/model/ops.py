@@ -1,6 +1,6 @@
 """The ops that the model is written with, and the two implementations that need no GPU.
 
-`TorchOps` is the eager definition. `ExportOps` records the four ops of domain `lacache` as ONNX
+`TorchOps` is the eager definition. `ExportOps` records the ops of domain `lacache` as ONNX
 nodes while a program is exported. The CUDA engine brings a third, over the Triton kernels.
 """
 
@@ -15,8 +15,13 @@ from torch import Tensor
 from lacache_trt.plugins.attention.op import ATTENTION
 from lacache_trt.plugins.attention_fill.op import ATTENTION_FILL
 from lacache_trt.plugins.attention_reuse.op import ATTENTION_REUSE
+from lacache_trt.plugins.attention_window.op import ATTENTION_WINDOW
+from lacache_trt.plugins.group_linear.op import GROUP_LINEAR
+from lacache_trt.plugins.group_quant.op import GROUP_QUANT
+from lacache_trt.plugins.rms_norm_quant.op import RMS_NORM_QUANT
 from lacache_trt.plugins.sample_block.op import SAMPLE_BLOCK
 from lacache_trt.plugins.spec import OpSpec
+from lacache_trt.plugins.swiglu_quant.op import SWIGLU_QUANT
 
 
 class Ops(Protocol):
@@ -42,6 +47,31 @@ class Ops(Protocol):
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of the two halves of the last dimension."""
 
+    def norm_quant(self, hidden: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`norm`, quantised per group: E4M3 [B, N, D] and float32 scales [B, N, D / 128]."""
+
+    def swiglu_quant(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+        """`swiglu`, quantised per group."""
+
+    def group_quant(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x, quantised per group."""
+
+    def group_linear(
+        self, quantised: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, like: Tensor
+    ) -> Tensor:
+        """x @ weight.T of quantised x and weight [out, in], in the dtype of `like`."""
+
+    def group_linear_add(
+        self,
+        residual: Tensor,
+        quantised: Tensor,
+        scale: Tensor,
+        weight: Tensor,
+        weight_scale: Tensor,
+        like: Tensor,
+    ) -> Tensor:
+        """residual + `group_linear`; may overwrite `residual`."""
+
     def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """See `plugins/attention_fill`."""
 
@@ -50,6 +80,9 @@ class Ops(Protocol):
 
     def attention(self, *tensors: Tensor) -> Tensor:
         """See `plugins/attention`."""
+
+    def attention_window(self, *tensors: Tensor) -> Tensor:
+        """See `plugins/attention_window`."""
 
     def sample_block(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """See `plugins/sample_block`."""
@@ -86,6 +119,35 @@ class TorchOps:
         half = gate_up.shape[-1] // 2
         return F.silu(gate_up[..., :half]) * gate_up[..., half:]
 
+    def norm_quant(self, hidden: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        epsilon = torch.full((1,), eps, dtype=torch.float32, device=hidden.device)
+        quantised, scale = self._run(RMS_NORM_QUANT, hidden, weight, epsilon)
+        return quantised, scale
+
+    def swiglu_quant(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+        quantised, scale = self._run(SWIGLU_QUANT, gate_up)
+        return quantised, scale
+
+    def group_quant(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        quantised, scale = self._run(GROUP_QUANT, x)
+        return quantised, scale
+
+    def group_linear(
+        self, quantised: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, like: Tensor
+    ) -> Tensor:
+        return self._run(GROUP_LINEAR, quantised, scale, weight, weight_scale, like)[0]
+
+    def group_linear_add(
+        self,
+        residual: Tensor,
+        quantised: Tensor,
+        scale: Tensor,
+        weight: Tensor,
+        weight_scale: Tensor,
+        like: Tensor,
+    ) -> Tensor:
+        return residual + self.group_linear(quantised, scale, weight, weight_scale, like)
+
     def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self._run(ATTENTION_FILL, *tensors)
 
@@ -94,6 +156,9 @@ class TorchOps:
 
     def attention(self, *tensors: Tensor) -> Tensor:
         return self._run(ATTENTION, *tensors)[0]
+
+    def attention_window(self, *tensors: Tensor) -> Tensor:
+        return self._run(ATTENTION_WINDOW, *tensors)[0]
 
     def sample_block(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self._run(SAMPLE_BLOCK, *tensors)

@@ -29,6 +29,8 @@ MAX_RANK = 64
 LENGTH_BYTES = 8
 FLOAT_DTYPES: dict[str, Dtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 SAFETENSORS_NAMES: dict[Dtype, str] = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
+E4M3 = "F8_E4M3"
+STORED_BYTES = {"F32": 4, "F16": 2, "BF16": 2, E4M3: 1}
 _DTYPE_NAME = re.compile(r"(?:BOOL|[FIU](?:8|16|32|64)|BF16|C64|F8_E\w{1,8}|F[46]_E\w{1,8})")
 _DTYPE_BITS = re.compile(r"\d+")
 

@@ -7,24 +7,35 @@ caller passes tensors that it does not need again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
-from lacache_trt.model.config import ModelConfig, parameter_shapes
+from lacache_trt.model.config import ModelConfig, fp8_dtypes, parameter_shapes
 from lacache_trt.model.ops import Ops
 
 
 class Transformer(nn.Module):
-    """Parameters named and shaped as in the weights file, and the pieces of a forward pass."""
+    """Parameters named and shaped as in the weights file, and the pieces of a forward pass.
 
-    def __init__(self, config: ModelConfig, ops: Ops, dtype: torch.dtype) -> None:
+    The linears named in `fp8` take quantised inputs; see `lacache_trt.model.fp8`.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ops: Ops, dtype: torch.dtype, fp8: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self.config = config
         self.ops = ops
+        self.fp8 = frozenset(fp8)
+        dtypes = {name: getattr(torch, kind) for name, kind in fp8_dtypes(self.fp8).items()}
         self.weights = nn.ParameterDict(
             {
-                name.replace(".", "/"): nn.Parameter(torch.empty(shape, dtype=dtype), False)
-                for name, shape in parameter_shapes(config).items()
+                name.replace(".", "/"): nn.Parameter(
+                    torch.empty(shape, dtype=dtypes.get(name, dtype)), False
+                )
+                for name, shape in parameter_shapes(config, self.fp8).items()
             }
         )
 
@@ -75,22 +86,51 @@ class Transformer(nn.Module):
         heads: int,
         kv_heads: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        prefix = f"layers.{layer}.{name}"
-        bias = self.weight(prefix + ".bias") if self.config.qkv_bias else None
-        fused = self.ops.linear(normed, self.weight(prefix + ".weight"), bias)
+        linear = f"layers.{layer}.{name}"
+        bias = self.weight(linear + ".bias") if self.config.qkv_bias else None
+        if linear in self.fp8:
+            fused = self._group_linear(linear, self.ops.group_quant(normed))
+            fused = fused if bias is None else fused + bias
+        else:
+            fused = self.ops.linear(normed, self.weight(linear + ".weight"), bias)
         return self.ops.split_rope(fused, *tables, heads, kv_heads, self.config.head_dim)
 
     def after_attention(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after the output projection and the SwiGLU FFN."""
         prefix = f"layers.{layer}."
-        hidden = self.ops.linear_add(hidden, attended, self.weight(prefix + "attn_out.weight"))
-        normed = self._norm(prefix + "ffn_norm", hidden)
-        gated = self.ops.swiglu(self.ops.linear(normed, self.weight(prefix + "gate_up.weight")))
-        return self.ops.linear_add(hidden, gated, self.weight(prefix + "down.weight"))
+        out, down = prefix + "attn_out", prefix + "down"
+        if out in self.fp8:
+            hidden = self._group_linear_add(out, hidden, self.ops.group_quant(attended))
+        else:
+            hidden = self.ops.linear_add(hidden, attended, self.weight(out + ".weight"))
+        gate_up = self._normed_linear(prefix + "ffn_norm", prefix + "gate_up", hidden)
+        if down in self.fp8:
+            return self._group_linear_add(down, hidden, self.ops.swiglu_quant(gate_up))
+        return self.ops.linear_add(hidden, self.ops.swiglu(gate_up), self.weight(down + ".weight"))
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, M, V] of the rows given."""
-        return self.ops.linear(self._norm("norm", hidden), self.weight("head.weight"))
+        return self._normed_linear("norm", "head", hidden)
 
     def _norm(self, name: str, hidden: Tensor) -> Tensor:
         return self.ops.norm(hidden, self.weight(name + ".weight"), self.config.norm_eps)
+
+    def _normed_linear(self, norm: str, linear: str, hidden: Tensor) -> Tensor:
+        if linear not in self.fp8:
+            return self.ops.linear(self._norm(norm, hidden), self.weight(linear + ".weight"))
+        weight = self.weight(norm + ".weight")
+        quantised = self.ops.norm_quant(hidden, weight, self.config.norm_eps)
+        return self._group_linear(linear, quantised)
+
+    def _group_linear(self, linear: str, quantised: tuple[Tensor, Tensor]) -> Tensor:
+        return self.ops.group_linear(*quantised, *self._fp8_weight(linear))
+
+    def _group_linear_add(
+        self, linear: str, residual: Tensor, quantised: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        return self.ops.group_linear_add(residual, *quantised, *self._fp8_weight(linear))
+
+    def _fp8_weight(self, linear: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, scales, and one element of the model's dtype, which the result will have."""
+        weight, scale = self.weight(linear + ".weight"), self.weight(linear + ".scale")
+        return weight, scale, self.weight("norm.weight")[:1]

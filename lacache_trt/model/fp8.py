@@ -1,0 +1,243 @@
+"""Which linears of a model are FP8: what the user asked for, and what that selects.
+
+A linear is named as its weight in the weights file without `.weight`: `layers.3.gate_up`. Its
+weight is E4M3, [out, in], with one float32 scale per 128 x 128 block beside it (`.scale`); its
+input is quantised per 1 x 128 group at run time. Groups run along the input, so only linears whose
+input width is a multiple of 128 can be FP8; the output may have any width. The default, the FFN of
+all layers but the first, is LaCache's (arXiv 2607.16339).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
+
+from lacache_trt.errors import ArtifactError, InvalidRequestError
+from lacache_trt.model.config import ModelConfig, projection_sizes
+
+Scope = Literal["ffn", "linears", "all"]
+Granularity = Literal["per-group"]
+ScaleRule = Literal["max", "mse"]
+Quantiser = Literal["builtin", "modelopt"]
+GROUP = 128
+FORMAT = 1
+_SECTION = {"format", "recipe", "linears", "excluded", "unfit", "facts"}
+_OBJECTS = ("recipe", "excluded", "unfit", "facts")
+_CHOICES = {"scope": Scope, "recipe": Granularity, "scales": ScaleRule, "quantiser": Quantiser}
+
+
+@dataclass(frozen=True)
+class Fp8Recipe:
+    """What to quantise and how.
+
+    Attributes:
+        scope: ffn (gate-up and down), linears (all projections of a layer too), all (the head too).
+        layers: as 1-31 or 2,4-6; by default all but layer 0.
+        exclude: patterns of linears to leave out, as layers.5.down or *.attn_out.
+        recipe: per-group: inputs 1x128, weights 128x128.
+        scales: max, or mse, which searches each block's scale for the smallest squared error.
+        quantiser: builtin, or modelopt, which takes the largest magnitudes from NVIDIA ModelOpt.
+    """
+
+    scope: Scope = "ffn"
+    layers: str | None = None
+    exclude: tuple[str, ...] = ()
+    recipe: Granularity = "per-group"
+    scales: ScaleRule = "max"
+    quantiser: Quantiser = "builtin"
+
+    def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            if getattr(self, name) not in get_args(kind):
+                raise InvalidRequestError(
+                    f"unknown FP8 {name}",
+                    got=repr(getattr(self, name)),
+                    expected=", ".join(get_args(kind)),
+                    fix="choose one of these",
+                )
+        if self.layers is not None:
+            _ranges(self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types only."""
+        return {**asdict(self), "exclude": list(self.exclude)}
+
+
+@dataclass(frozen=True)
+class Fp8Selection:
+    """What a recipe selects in one model.
+
+    Attributes:
+        linears: names of the linears that become FP8, in file order.
+        excluded: linears that a pattern leaves out, and the pattern.
+        unfit: linears that cannot be FP8, and why.
+    """
+
+    linears: tuple[str, ...]
+    excluded: Mapping[str, str]
+    unfit: Mapping[str, str]
+
+
+def select_linears(config: ModelConfig, recipe: Fp8Recipe) -> Fp8Selection:
+    """The linears that a recipe makes FP8.
+
+    Raises:
+        InvalidRequestError: the layers do not exist, a pattern matches nothing, or nothing is left.
+    """
+    chosen = _layers(config, recipe.layers)
+    widths = linear_inputs(config)
+    candidates = [name for name in widths if _in_scope(name, recipe.scope, chosen)]
+    _check_patterns(recipe.exclude, widths)
+    excluded = {
+        name: pattern
+        for name in candidates
+        for pattern in reversed(recipe.exclude)
+        if fnmatchcase(name, pattern)
+    }
+    unfit = {
+        name: f"its input width {widths[name]} is not a multiple of {GROUP}"
+        for name in candidates
+        if name not in excluded and widths[name] % GROUP
+    }
+    linears = tuple(name for name in candidates if name not in excluded and name not in unfit)
+    if not linears:
+        raise InvalidRequestError(
+            "no linear is left to quantise",
+            got=f"scope {recipe.scope}, layers {sorted(chosen)}, {len(excluded)} excluded"
+            + "".join(f"; {name}: {why}" for name, why in list(unfit.items())[:1]),
+            expected=f"at least one whose input width is a multiple of {GROUP}",
+            fix="choose other layers or a larger scope, or build without --fp8",
+        )
+    return Fp8Selection(linears, excluded, unfit)
+
+
+def linear_inputs(config: ModelConfig) -> dict[str, int]:
+    """Input width of every linear of the model, in file order."""
+    widths: dict[str, int] = {}
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        widths |= {prefix + name: config.hidden_size for name in projection_sizes(config, layer)}
+        widths[prefix + "attn_out"] = config.query_size
+        widths[prefix + "gate_up"] = config.hidden_size
+        widths[prefix + "down"] = config.intermediate_size
+    widths["head"] = config.hidden_size
+    return widths
+
+
+def fp8_section(recipe: Fp8Recipe, selection: Fp8Selection, facts: object) -> dict[str, Any]:
+    """The manifest's `fp8` section; `facts` are what the quantiser reports of each linear."""
+    return {
+        "format": FORMAT,
+        "recipe": recipe.to_json(),
+        "linears": list(selection.linears),
+        "excluded": dict(selection.excluded),
+        "unfit": dict(selection.unfit),
+        "facts": facts,
+    }
+
+
+def fp8_linears(body: Mapping[str, object], config: ModelConfig) -> frozenset[str]:
+    """The FP8 linears that a manifest records; none if it has no `fp8` section.
+
+    Raises:
+        ArtifactError: the section is malformed or names linears that the model does not have.
+    """
+    if "fp8" not in body:
+        return frozenset()
+    section = body["fp8"]
+    if not isinstance(section, dict) or set(section) != _SECTION:
+        raise _wrong_section(f"{sorted(section) if isinstance(section, dict) else section!r}")
+    linears, version = section["linears"], section["format"]
+    objects = all(isinstance(section[name], dict) for name in _OBJECTS)
+    if version != FORMAT or not isinstance(linears, list) or not objects:
+        raise _wrong_section(f"format {version!r}, linears {str(linears)[:80]}")
+    _read_recipe(section["recipe"])
+    widths = linear_inputs(config)
+    wrong = [name for name in linears if not isinstance(name, str) or name not in widths]
+    wrong = wrong or [name for name in linears if widths[name] % GROUP]
+    if wrong or not linears or len(set(linears)) != len(linears):
+        raise _wrong_section(", ".join(map(str, wrong[:8])) or f"{len(linears)} linears, repeated")
+    return frozenset(linears)
+
+
+def refuse_fp8_source(body: Mapping[str, object]) -> None:
+    """Raise `InvalidRequestError` if a bundle that is to be quantised is FP8 already."""
+    if "fp8" in body:
+        raise InvalidRequestError(
+            "the bundle is FP8 already",
+            got="a manifest with an fp8 section",
+            expected="a bundle in float32, float16 or bfloat16",
+            fix="leave --fp8 out: an engine built from this bundle is FP8",
+        )
+
+
+def _read_recipe(data: Mapping[str, Any]) -> Fp8Recipe:
+    exclude = data.get("exclude")
+    try:
+        recipe = Fp8Recipe(**{**data, "exclude": tuple(exclude or ())})
+        if recipe.to_json() == data and all(isinstance(each, str) for each in recipe.exclude):
+            return recipe
+    except (TypeError, AttributeError, InvalidRequestError):
+        pass
+    raise _wrong_section(f"recipe {str(data)[:80]}")
+
+
+def _wrong_section(got: str) -> ArtifactError:
+    return ArtifactError(
+        "the fp8 section of the manifest does not fit the model",
+        got=got,
+        expected=f"format {FORMAT}, a recipe, and linears of the model whose inputs are a multiple "
+        f"of {GROUP} wide",
+        fix="build again with --fp8",
+    )
+
+
+def _in_scope(name: str, scope: Scope, layers: Collection[int]) -> bool:
+    if name == "head":
+        return scope == "all"
+    _, layer, kind = name.split(".")
+    return int(layer) in layers and (scope != "ffn" or kind in ("gate_up", "down"))
+
+
+def _layers(config: ModelConfig, text: str | None) -> frozenset[int]:
+    if text is None:
+        return frozenset(range(1, config.num_layers))
+    chosen = {layer for low, high in _ranges(text) for layer in range(low, high + 1)}
+    if max(chosen) >= config.num_layers:
+        raise InvalidRequestError(
+            "FP8 is asked for in layers that the model does not have",
+            got=text,
+            expected=f"layers 0 to {config.num_layers - 1}",
+            fix="correct --fp8-layers",
+        )
+    return frozenset(chosen)
+
+
+def _ranges(text: str) -> list[tuple[int, int]]:
+    """The inclusive ranges of a text such as `1-31` or `2,4-6`."""
+    ranges = []
+    for part in text.split(","):
+        ends = [end.strip() for end in part.split("-")]
+        numbers = [int(end) for end in ends if end.isascii() and end.isdecimal() and len(end) < 6]
+        if len(numbers) != len(ends) or len(ends) > 2 or numbers[0] > numbers[-1]:
+            raise InvalidRequestError(
+                "these are not layers",
+                got=repr(text),
+                expected="numbers and ranges, as 1-31 or 2,4-6",
+                fix="correct --fp8-layers",
+            )
+        ranges.append((numbers[0], numbers[-1]))
+    return ranges
+
+
+def _check_patterns(patterns: tuple[str, ...], names: Collection[str]) -> None:
+    unused = [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
+    if unused:
+        raise InvalidRequestError(
+            "a pattern of --fp8-exclude matches no linear",
+            got=", ".join(unused),
+            expected=f"patterns of names as {', '.join(list(names)[-4:])}",
+            fix="correct or remove it",
+        )
