@@ -1,4 +1,4 @@
-"""What a caller asks for (`GenerationConfig`) and what comes back (`GenerationResult`).
+"""What a caller asks for: `GenerationConfig`.
 
 The defaults stand here once; the command line and the server read them from the dataclass.
 Nothing heavy is imported, so that `import lacache_trt` and `--help` stay instant.
@@ -6,46 +6,34 @@ Nothing heavy is imported, so that `import lacache_trt` and `--help` stay instan
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lacache_trt.decoding.registry import POLICIES, POLICY_SETTINGS
+from lacache_trt.combinations import WINDOW_CACHES, check_combinations
+from lacache_trt.decoding.registry import POLICIES
 from lacache_trt.errors import InvalidRequestError
-from lacache_trt.validation import (
-    Interval,
-    check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    describe,
-)
+from lacache_trt.results import BlockTiming as BlockTiming
+from lacache_trt.results import FinishReason as FinishReason
+from lacache_trt.results import GenerationResult as GenerationResult
+from lacache_trt.results import StepEvent as StepEvent
+from lacache_trt.setting_ranges import MAX_LENGTH as MAX_LENGTH
+from lacache_trt.setting_ranges import plain_values
+from lacache_trt.validation import check_choice
 
 Remasking = Literal["low_confidence", "random"]
 Cache = Literal["none", "exact", "prefix", "dual"]
-FinishReason = Literal["stop", "length"]
+Suffix = Literal["full", "dpad"]
+ConfidenceDtype = Literal["float32", "float64", "bfloat16"]
+Ties = Literal["first", "last"]
 
-MAX_LENGTH = 131_072
-"""Largest gen_length, block_length and steps: the longest context that any Dream config states."""
-
-# The noise is a hash modulo the prime 2**31 - 1, so seeds beyond it would repeat smaller ones.
-SEEDS = Interval(0, 2**31 - 2)
-
-_INTEGERS = {
-    "gen_length": Interval(1, MAX_LENGTH),
-    "block_length": Interval(1, MAX_LENGTH),
-    "steps": Interval(1, MAX_LENGTH),
-    "top_k": Interval(1, 2**31 - 1),
+_NAMES = {
+    "remasking": get_args(Remasking),
+    "policy": POLICIES,
+    "cache": get_args(Cache),
+    "suffix": get_args(Suffix),
+    "confidence_dtype": get_args(ConfidenceDtype),
+    "ties": get_args(Ties),
 }
-_NUMBERS = {
-    "temperature": Interval(0, 100),
-    "cfg_scale": Interval(0, 100),
-    "top_p": Interval(0, 1, low_open=True),
-    "alg_temp": Interval(0, 100),
-    "eps": Interval(0, 1, low_open=True, high_open=True),
-    "deadline_s": Interval(0, 7 * 24 * 3600, low_open=True),
-}
-_OPTIONAL = frozenset({"top_p", "top_k", "alg_temp", "deadline_s"})
-_FLAGS = ("stop_at_eos", "logits_eos_inf", "confidence_eos_eot_inf")
 
 
 @dataclass(frozen=True)
@@ -57,15 +45,19 @@ class GenerationConfig:
         block_length: tokens of one semi-autoregressive block; divides `gen_length`. LLaDA
             `block_length` (default there 128); for Dream's whole canvas set it to `gen_length`.
         steps: denoising steps of the whole generation, split evenly over the blocks. LLaDA and
-            Dream `steps`. A block ends early when no mask remains.
-        temperature: LLaDA `temperature` with `schedule` (multiplies Gumbel noise; confidences
-            come from the noise-free logits); Dream `temperature` with its policies (divides the
-            logits; confidences come from the divided logits).
+            Dream `steps`. A block ends early when no mask remains; `threshold`, `factor` and
+            `local_leap` need no steps and ignore them.
+        temperature: LLaDA `temperature` with its policies and the accelerators' (multiplies
+            Gumbel noise; confidences come from the noise-free logits); Dream `temperature` with
+            Dream's (divides the logits; confidences come from the divided logits).
         cfg_scale: LLaDA `cfg_scale`; 0 switches classifier-free guidance off.
         remasking: LLaDA `remasking`: commit the most confident positions, or random ones.
-        policy: which positions a step commits: LLaDA's `schedule`, or Dream's `alg`: `origin`,
-            `maskgit_plus`, `topk_margin`, `entropy`.
-        cache: what is kept between steps. `none` runs everything at every step.
+        policy: which positions a step commits: LLaDA's `schedule`; Fast-dLLM's `threshold` and
+            `factor`; `klass`; `local_leap`; `prophet`; Dream's `alg`: `origin`, `maskgit_plus`,
+            `topk_margin`, `entropy`.
+        cache: what is kept between steps. `none` runs everything at every step, `exact` keeps
+            what cannot change, `prefix` and `dual` are Fast-dLLM's approximations: between full
+            forwards they run the block and what follows it, or the block alone.
         stop_at_eos: end the answer after a block that holds an end token; the reference loops of
             LLaDA and Dream have no such option (always False there).
         seed: seeds the noise: one for every row, or one per row. Neither reference has it.
@@ -77,6 +69,32 @@ class GenerationConfig:
         alg_temp: Dream `alg_temp`: draw the positions at random by confidence; None or 0 takes
             the best.
         eps: Dream `eps`: the last time step of its schedule.
+        threshold: confidence from which a position is committed: Fast-dLLM `threshold`, KLASS
+            `conf_threshold`, LocalLeap's anchors. Above 1, one token per step.
+        factor: Fast-dLLM `factor`.
+        kl_threshold: KLASS `kl_threshold`: a position whose distribution moves less is settled.
+        kl_history: KLASS `history_length`: for how many steps it has to be settled.
+        neighbour_threshold: LocalLeap's relaxed threshold, near an anchor.
+        neighbour_radius: LocalLeap's radius in columns.
+        answer_start: Prophet: first of the answer's five columns in the generated part.
+        confidence_dtype: in which dtype confidences are compared; `bfloat16` as LLaDA and Dream
+            do, `float64` as Fast-dLLM does (needs logits, which costs a transfer each step).
+        ties: which of two equally good positions comes first.
+        refresh_every: with `prefix` and `dual`, steps between full forwards inside a block; None
+            refreshes when a block begins and never inside, 1 at every step.
+        commit_first: a block's first step commits its first position alone, as Fast-dLLM's Dream
+            loop does; always on for Dream with `prefix` and `dual`.
+        suffix: which masks behind the block the model sees: all, or DPad's sample.
+        suffix_window: DPad: masks farther behind are left out.
+        suffix_sigma: DPad: how many standard deviations the window spans.
+        suffix_scale: DPad: factor on the normal density; the larger, the more is kept.
+        suffix_seed: DPad: seeds the sample, which is the same for every row.
+        eos_truncation: ODB-dLLM: cut the canvas behind the first end token that is predicted with
+            this confidence when a block begins; None never cuts.
+        eos_guard: ODB-dLLM: end tokens in so many first columns do not cut.
+        stop_in_block: end as soon as an end token stands with no mask before it, and do not
+            decode the rest of its block.
+        no_empty_answer: the first position is never an end token.
         deadline_s: seconds until `DeadlineExceededError`, checked between steps.
     """
 
@@ -96,6 +114,26 @@ class GenerationConfig:
     top_k: int | None = None
     alg_temp: float | None = None
     eps: float = 1e-3
+    threshold: float = 0.9
+    factor: float = 1.0
+    kl_threshold: float = 0.01
+    kl_history: int = 2
+    neighbour_threshold: float = 0.75
+    neighbour_radius: int = 4
+    answer_start: int | None = None
+    confidence_dtype: ConfidenceDtype = "float32"
+    ties: Ties = "first"
+    refresh_every: int | None = None
+    commit_first: bool = False
+    suffix: Suffix = "full"
+    suffix_window: int = 256
+    suffix_sigma: float = 4.0
+    suffix_scale: float = 2.0
+    suffix_seed: int = 0
+    eos_truncation: float | None = None
+    eos_guard: int = 0
+    stop_in_block: bool = False
+    no_empty_answer: bool = False
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +148,11 @@ class GenerationConfig:
     def steps_per_block(self) -> int:
         """Most denoising steps of one block."""
         return self.steps // self.num_blocks
+
+    @property
+    def has_window(self) -> bool:
+        """Whether steps between full forwards run only a window of the canvas."""
+        return self.cache in WINDOW_CACHES
 
     def row_seeds(self, rows: int) -> tuple[int, ...]:
         """One seed per row; `InvalidRequestError` if `seed` is a tuple of another length."""
@@ -129,138 +172,8 @@ class GenerationConfig:
 
         Raises `InvalidRequestError`.
         """
-        for name, interval in _INTEGERS.items():
-            if not self._absent(name):
-                self._set(name, check_integer(name, getattr(self, name), interval))
-        for name, interval in _NUMBERS.items():
-            if not self._absent(name):
-                self._set(name, check_number(name, getattr(self, name), interval))
-        for name in _FLAGS:
-            check_flag(name, getattr(self, name))
-        self._set("seed", _checked_seed(self.seed))
-        check_choice("remasking", self.remasking, get_args(Remasking))
-        check_choice("policy", self.policy, POLICIES)
-        check_choice("cache", self.cache, get_args(Cache))
-        self._check_blocks()
-        self._check_policy_settings()
-
-    def _absent(self, name: str) -> bool:
-        return name in _OPTIONAL and getattr(self, name) is None
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_blocks(self) -> None:
-        if self.gen_length % self.block_length:
-            lengths = _near_multiples(self.gen_length, self.block_length)
-            blocks = _near_divisors(self.gen_length, self.block_length)
-            raise InvalidRequestError(
-                "gen_length is not a multiple of block_length",
-                got=f"gen_length={self.gen_length}, block_length={self.block_length}",
-                expected="gen_length = block_length x number of blocks",
-                fix=f"gen_length={lengths}, or block_length={blocks}",
-            )
-        if self.steps % self.num_blocks:
-            raise InvalidRequestError(
-                "steps is not a multiple of the number of blocks",
-                got=f"steps={self.steps}, {self.num_blocks} blocks "
-                f"(gen_length={self.gen_length} / block_length={self.block_length})",
-                expected="the same number of steps in each block, at least one",
-                fix=f"steps={_near_multiples(self.steps, self.num_blocks)}",
-            )
-
-    def _check_policy_settings(self) -> None:
-        foreign = POLICY_SETTINGS - POLICIES[self.policy].settings
-        for field in fields(self):
-            if field.name in foreign and getattr(self, field.name) != field.default:
-                readers = [name for name, spec in POLICIES.items() if field.name in spec.settings]
-                raise InvalidRequestError(
-                    f"{field.name} has no meaning with policy={self.policy!r}",
-                    got=f"{field.name}={getattr(self, field.name)!r}",
-                    expected=f"{field.name} only with policy " + ", ".join(readers),
-                    fix=f"leave {field.name} out, or choose one of these policies",
-                )
-
-
-def _checked_seed(seed: object) -> int | tuple[int, ...]:
-    if not isinstance(seed, (tuple, list)):
-        return check_integer("seed", seed, SEEDS)
-    if not seed:
-        raise InvalidRequestError(
-            "seed is empty",
-            got=describe(seed),
-            expected="one seed, or one per prompt",
-            fix="pass seed as an int",
-        )
-    return tuple(check_integer(f"seed[{row}]", value, SEEDS) for row, value in enumerate(seed))
-
-
-def _near_multiples(value: int, base: int) -> str:
-    below = value // base * base
-    return " or ".join(str(near) for near in (below, below + base) if 0 < near <= MAX_LENGTH)
-
-
-def _near_divisors(value: int, near: int) -> str:
-    below = next(size for size in range(min(near, value), 0, -1) if value % size == 0)
-    above = next((size for size in range(near, value + 1) if value % size == 0), None)
-    return f"{below} or {above}" if above else str(below)
-
-
-@dataclass(frozen=True)
-class StepEvent:
-    """What one denoising step committed in one row.
-
-    Attributes:
-        row: index of the prompt in the request.
-        step: 0 at the row's first forward.
-        block: index of the row's block.
-        columns: committed columns, ascending; 0 is the first generated token.
-        tokens: their token ids.
-        text: the answer so far without masks, or None without a tokenizer.
-    """
-
-    row: int
-    step: int
-    block: int
-    columns: tuple[int, ...]
-    tokens: tuple[int, ...]
-    text: str | None = None
-
-
-@dataclass(frozen=True)
-class BlockTiming:
-    """Where the time of one block of one row went; a batch's rows share their steps' time.
-
-    Attributes:
-        block: index of the block.
-        forwards: denoising steps that the block took.
-        fill_s: seconds to compute the caches; 0 with `cache="none"`.
-        steps_s: seconds of the denoising steps, policy included.
-    """
-
-    block: int
-    forwards: int
-    fill_s: float
-    steps_s: float
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """The answer to one prompt.
-
-    Attributes:
-        tokens: the generated part, `gen_length` ids; after an early stop the first end id fills
-            what was not decoded.
-        text: its text up to the first end token, or None without a tokenizer.
-        finish_reason: `stop` if an end token was generated, else `length`.
-        forwards: model steps of this row.
-        tokens_per_forward: tokens that the model committed, per forward.
-        blocks: timings of the blocks that were decoded.
-    """
-
-    tokens: tuple[int, ...]
-    text: str | None
-    finish_reason: FinishReason
-    forwards: int
-    tokens_per_forward: float
-    blocks: tuple[BlockTiming, ...]
+        for name, value in plain_values(vars(self)).items():
+            object.__setattr__(self, name, value)
+        for name, choices in _NAMES.items():
+            check_choice(name, getattr(self, name), choices)
+        check_combinations(self)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lacache_trt.decoding.policy import Policy
 from lacache_trt.engines.base import Engine
 from lacache_trt.errors import CapacityError, InvalidRequestError
 from lacache_trt.generation import MAX_LENGTH, GenerationConfig
@@ -99,6 +100,18 @@ def check_arguments(config: object, raw: object, cancel: object, engine: Engine)
             got=f"cache={config.cache!r}",
             expected=", ".join(sorted(engine.capabilities.caches)),
             fix="choose one of these",
+        )
+
+
+def check_logits(config: GenerationConfig, policy: Policy, engine: Engine) -> None:
+    """Refuse what needs logits on the host if the engine returns none."""
+    needed = policy.needs_logits or policy.answer_columns or config.no_empty_answer
+    if needed and not engine.capabilities.logits:
+        raise InvalidRequestError(
+            f"these settings read logits, and this {engine.name} engine returns none",
+            got=f"policy={config.policy!r}",
+            expected="settings that need only tokens and confidences",
+            fix="use policy='schedule' or 'threshold', or build an engine that returns logits",
         )
 
 

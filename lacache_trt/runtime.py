@@ -5,6 +5,10 @@ left to right. When a block begins, everything outside it is final until it is c
 computes once what depends on those tokens alone (embeddings, layer 0's q, k, v and its attention
 state). Each denoising step is then one `reuse`: predict the block, let the policy commit some of
 its positions, emit them. LaCache (arXiv 2607.16339), section 3.
+
+`cache="prefix"` and `"dual"` are Fast-dLLM's approximations (arXiv 2505.22618) on top: the step
+that begins a block is a full one that also keeps K and V of all layers, and the others run only a
+window of the canvas against them.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from lacache_trt.artifacts import load_manifest
-from lacache_trt.batch import Batch, Deadline
+from lacache_trt.batch import Batch
 from lacache_trt.closing import ClosesOnExit
+from lacache_trt.deadline import Deadline
 from lacache_trt.decoding.policy import Policy
 from lacache_trt.decoding.registry import build_policy
 from lacache_trt.decoding.rows import Prompt, check_prompt
@@ -37,6 +44,7 @@ from lacache_trt.requests import (
     PromptLike,
     as_prompts,
     check_arguments,
+    check_logits,
     engine_directory,
 )
 from lacache_trt.text import TextCodec
@@ -152,32 +160,56 @@ class Runtime(ClosesOnExit):
             while batch.active:
                 self._stop_if_asked(cancel, deadline)
                 try:
-                    outputs = self._step(session, batch, policy)
+                    outputs = self._step(session, batch)
+                    require_finite(outputs)
+                    events = batch.apply(policy(batch.view(outputs)))
+                    if batch.leaving:
+                        events += self._last_step(batch)
                 except EngineError:
                     self._stop_if_asked(cancel, deadline)  # closed in the middle of the step
                     raise
-                require_finite(outputs)
-                events = batch.apply(policy(batch.view(outputs)))
                 batch.advance()
                 yield from events
         finally:
             session.close()
 
-    def _step(self, session: Session, batch: Batch, policy: Policy) -> StepOutputs:
-        """One denoising step, with the fill before it if a row has begun a block."""
-        started = time.perf_counter()
-        columns = batch.logit_columns if policy.needs_logits else lambda: None
-        if batch.config.cache == "none":
+    def _step(self, session: Session, batch: Batch) -> StepOutputs:
+        """One denoising step: alone, or over the caches, which a fill before it may renew."""
+        started = filled = time.perf_counter()
+        config = batch.config
+        if config.cache == "none":
             canvas, block_columns = batch.regroup()
-            outputs = session.plain(canvas, block_columns, batch.sampling(), columns())
-            batch.charge(0.0, time.perf_counter() - started)
-            return outputs
-        if batch.needs_fill:
+            outputs = session.plain(canvas, block_columns, batch.sampling(), batch.logit_columns())
+        elif batch.needs_fill:
             session.fill(*batch.regroup())
-        filled = time.perf_counter()
-        outputs = session.reuse(batch.block_tokens(), batch.sampling(), columns())
+            filled = time.perf_counter()
+            step = session.reuse_kv if config.has_window else session.reuse
+            outputs = step(batch.block_tokens(), batch.sampling(), batch.logit_columns())
+        elif config.has_window:
+            outputs = session.window(*batch.window(), batch.sampling(), batch.logit_columns())
+        else:
+            outputs = session.reuse(batch.block_tokens(), batch.sampling(), batch.logit_columns())
         batch.charge(filled - started, time.perf_counter() - filled)
-        return outputs
+        return batch.look_ahead(outputs)
+
+    def _last_step(self, batch: Batch) -> list[StepEvent]:
+        """One forward that predicts the whole answer of the rows that the policy ends early."""
+        started = filled = time.perf_counter()
+        canvas, columns, sampling = batch.whole_answers()
+        session = self.engine.session()
+        try:
+            if batch.config.cache == "none":
+                outputs = session.plain(canvas, columns, sampling)
+            else:
+                session.fill(canvas, columns)
+                filled = time.perf_counter()
+                tokens = np.take_along_axis(canvas.tokens, columns, axis=1)
+                outputs = session.reuse(tokens, sampling)
+        finally:
+            session.close()
+        batch.charge(filled - started, time.perf_counter() - filled)
+        require_finite(outputs)
+        return batch.fill_in(outputs)
 
     def _prepare(
         self,
@@ -190,12 +222,15 @@ class Runtime(ClosesOnExit):
             raise EngineError("the runtime is closed", fix="load it again with Runtime.load")
         check_arguments(config, raw, cancel, self.engine)
         self.limits.check_batch(len(prompts), self.engine)
-        model, policy = self.engine.config, build_policy(config)
+        model = self.engine.config
+        forced = config.commit_first or (model.logit_shift and config.has_window)
+        policy = build_policy(config, commit_first=forced)
+        check_logits(config, policy, self.engine)
         ids = [
             check_prompt(self._tokens(prompt, raw), model, config.gen_length) for prompt in prompts
         ]
         self.limits.check_length(max(len(tokens) for tokens in ids) + config.gen_length)
-        return Batch(ids, config, model, engine_samples=not policy.needs_logits), policy
+        return Batch(ids, config, model, policy), policy
 
     def _tokens(self, prompt: PromptLike, raw: bool) -> Prompt | PromptLike:
         if not isinstance(prompt, str):

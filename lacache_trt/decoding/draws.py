@@ -16,6 +16,8 @@ from lacache_trt.plugins.sample_block.noise import gumbel_bits
 RANDOM_REMASKING_ID = 2**30 + 1
 ORIGIN_TRANSFER_ID = 2**30 + 2
 ALG_TEMP_ID = 2**30 + 3
+# Suffix dropout draws for distances: the ids from here on, up to the longest canvas.
+SUFFIX_ID = 2**30 + 2**20
 
 
 def position_bits(view: StepView, purpose_id: int) -> NDArray[np.int64]:

@@ -51,6 +51,8 @@ def transfer_fractions(
 class OriginPolicy:
     """Transfers each masked position independently of the others and of its confidence."""
 
+    answer_columns: tuple[int, ...] = ()
+
     def __init__(self, truncation: Truncation, *, eps: float) -> None:
         self.needs_logits = truncation.needs_logits
         self._truncation = truncation
@@ -74,6 +76,8 @@ class RankedPolicy:
         eps: last time of the schedule.
         alg_temp: draws positions at random by score; None or 0 takes the best.
     """
+
+    answer_columns: tuple[int, ...] = ()
 
     def __init__(
         self, truncation: Truncation, *, score: str, eps: float, alg_temp: float | None = None

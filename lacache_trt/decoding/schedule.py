@@ -25,6 +25,13 @@ def transfer_counts(
     return counts.astype(np.int64)
 
 
+def scheduled_counts(view: StepView) -> NDArray[np.int64]:
+    """What the schedule commits in each row's step: int64 [B]; all that is left at the last."""
+    counts = transfer_counts(view.masked_at_start, view.step_in_block, view.steps_per_block)
+    is_last = view.step_in_block >= view.steps_per_block - 1
+    return np.where(is_last, view.masked.sum(axis=1), counts)
+
+
 class SchedulePolicy:
     """Commits the scheduled number of positions per step.
 
@@ -32,15 +39,15 @@ class SchedulePolicy:
         remasking: `low_confidence` ranks by the token's probability, `random` by a seeded draw.
     """
 
+    needs_logits = False
+    answer_columns: tuple[int, ...] = ()
+
     def __init__(self, remasking: Remasking = "low_confidence") -> None:
-        self.needs_logits = False
         self._remasking = remasking
 
     def __call__(self, view: StepView) -> Commit:
         """Masks that are left at a block's last step are all committed."""
-        counts = transfer_counts(view.masked_at_start, view.step_in_block, view.steps_per_block)
-        is_last = view.step_in_block >= view.steps_per_block - 1
-        counts = np.where(is_last, view.masked.sum(axis=1), counts)
+        counts = scheduled_counts(view)
         if self._remasking == "random":
             selected = take_best(position_bits(view, RANDOM_REMASKING_ID), view.masked, counts)
         else:

@@ -27,9 +27,28 @@ def take_best(
     return selected & masked
 
 
-def checked_commit(view: StepView, selected: NDArray[np.bool_], token: NDArray[np.int32]) -> Commit:
+def probabilities(
+    logits: NDArray[np.float32], suppress_ids: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Softmax in float64 without the suppressed ids: float32 [..., V] -> float64 [..., V]."""
+    kept = logits.astype(np.float64)
+    kept[..., list(suppress_ids)] = -np.inf
+    weights = np.exp(kept - kept.max(axis=-1, keepdims=True))
+    p: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    return p
+
+
+def checked_commit(
+    view: StepView,
+    selected: NDArray[np.bool_],
+    token: NDArray[np.int32],
+    memory: tuple[object, ...] = (),
+    finished: NDArray[np.bool_] | None = None,
+) -> Commit:
     """The commit, after making sure that no suppressed id (the mask id) becomes final."""
-    wrong = selected & np.isin(token, view.suppress_ids)
+    wrong = np.zeros_like(selected)
+    for suppressed in view.suppress_ids:
+        wrong |= selected & (token == suppressed)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise EngineError(
@@ -38,7 +57,7 @@ def checked_commit(view: StepView, selected: NDArray[np.bool_], token: NDArray[n
             expected=f"any id but {view.suppress_ids}",
             fix="run `lacache-trt verify`; build the engine again",
         )
-    return Commit(selected, token)
+    return Commit(selected, token, memory, finished)
 
 
 def require_finite(outputs: StepOutputs, active: NDArray[np.bool_] | None = None) -> None:
