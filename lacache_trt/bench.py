@@ -17,6 +17,8 @@ import numpy as np
 
 import lacache_trt
 from lacache_trt.bench_report import BenchReport, BenchSettings, CacheTiming
+from lacache_trt.engines.base import Engine
+from lacache_trt.errors import InvalidRequestError
 from lacache_trt.generation import GenerationConfig, GenerationResult
 from lacache_trt.model.config import DTYPE_BYTES, ModelConfig
 from lacache_trt.progress import Progress, SilentProgress
@@ -29,13 +31,20 @@ def bench_engine(
     config: GenerationConfig | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
-    """Measure the engine in `directory`; generation never stops early, so the work is fixed."""
+    """Measure the engine in `directory`; generation never stops early, so the work is fixed.
+
+    Caches that the engine does not have are left out and named in the report.
+
+    Raises:
+        InvalidRequestError: it has none of them.
+    """
     settings, progress = settings or BenchSettings(), progress or SilentProgress()
     config = replace(config or GenerationConfig(), stop_at_eos=False)
-    configs = [replace(config, cache=name) for name in settings.cache_names]  # type: ignore[arg-type]
+    asked = [replace(config, cache=name) for name in settings.cache_names]  # type: ignore[arg-type]
     timings: list[CacheTiming] = []
     with Runtime.load(directory) as runtime:
         model = runtime.engine.config
+        configs = _possible(asked, runtime.engine)
         prompts = random_prompts(model, settings)
         for chosen in configs:
             progress.start(f"cache {chosen.cache}", settings.warmup + settings.repeats)
@@ -50,7 +59,22 @@ def bench_engine(
         machine_facts(),
         workload_facts(settings, config),
         tuple(timings),
+        tuple(each.cache for each in asked if each not in configs),
     )
+
+
+def _possible(configs: Sequence[GenerationConfig], engine: Engine) -> list[GenerationConfig]:
+    """Those whose cache the engine has; a TensorRT engine, for example, has no `none`."""
+    caches = engine.capabilities.caches
+    possible = [config for config in configs if config.cache in caches]
+    if not possible:
+        raise InvalidRequestError(
+            f"the {engine.name} engine has none of the caches to measure",
+            got=", ".join(config.cache for config in configs),
+            expected=", ".join(sorted(caches)),
+            fix=f"--caches {','.join(sorted(caches))}",
+        )
+    return possible
 
 
 def random_prompts(model: ModelConfig, settings: BenchSettings) -> list[list[int]]:

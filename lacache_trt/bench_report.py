@@ -71,7 +71,7 @@ class CacheTiming:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What was measured, on what."""
+    """What was measured, on what; `skipped` are the caches that the engine does not have."""
 
     engine: str
     device: str
@@ -79,6 +79,7 @@ class BenchReport:
     machine: dict[str, object]
     workload: dict[str, object]
     timings: tuple[CacheTiming, ...]
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class GraphTiming:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What single calls take, on what."""
+    """What single calls take, on what; `skipped` are the graphs that the engine does not have."""
 
     engine: str
     device: str
@@ -111,6 +112,7 @@ class StepReport:
     workload: dict[str, object]
     cache_bytes: int
     timings: tuple[GraphTiming, ...]
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

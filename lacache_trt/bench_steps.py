@@ -8,7 +8,7 @@ the device needed, and the floor below which a step of this size cannot go with 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ import lacache_trt
 from lacache_trt.batch import Batch
 from lacache_trt.bench import machine_facts, random_prompts, workload_facts
 from lacache_trt.bench_report import BenchSettings, GraphTiming, StepReport
+from lacache_trt.decoding.registry import build_policy
 from lacache_trt.engines.base import Session
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.progress import Progress, SilentProgress
@@ -52,6 +53,10 @@ class _Walls:
     reuse: list[float]
     plain: list[float]
 
+    def graphs(self) -> dict[str, list[float]]:
+        """By graph, without those that the engine does not have."""
+        return {name: times for name, times in vars(self).items() if times}
+
 
 def bench_steps(
     directory: Path,
@@ -59,18 +64,19 @@ def bench_steps(
     config: GenerationConfig | None = None,
     progress: Progress | None = None,
 ) -> StepReport:
-    """Time fill, reuse and plain of the engine in `directory`."""
+    """Time fill, reuse and, where the engine in `directory` has it, plain."""
     settings, progress = settings or BenchSettings(), progress or SilentProgress()
     config = replace(config or GenerationConfig(), stop_at_eos=False)
     calls = CALLS_PER_REPEAT * settings.repeats
     with Runtime.load(directory) as runtime:
         engine = runtime.engine
         prompts = [tuple(prompt) for prompt in random_prompts(engine.config, settings)]
-        batch = Batch(prompts, config, engine.config, engine_samples=True)
+        batch = Batch(prompts, config, engine.config, build_policy(config))
         session = engine.session()
         progress.start("steps", settings.warmup + calls)
-        walls = _measure(session, batch, settings.warmup, calls, progress)
-        device = _device_milliseconds(session, calls)
+        has_plain = "none" in engine.capabilities.caches
+        walls = _measure(session, batch, settings.warmup, calls, has_plain, progress)
+        device = _device_milliseconds(session, calls, walls.graphs())
         held = session.cache_bytes()
         session.close()
         floor = None
@@ -86,14 +92,17 @@ def bench_steps(
             device_ms=device.get(graph),
             floor_ms=floor if graph == "reuse" else None,
         )
-        for graph, times in vars(walls).items()
+        for graph, times in walls.graphs().items()
     )
     workload = workload_facts(settings, config)
     version = lacache_trt.__version__
-    return StepReport(name, on, version, machine_facts(), workload, held, timings)
+    skipped = () if has_plain else ("plain",)
+    return StepReport(name, on, version, machine_facts(), workload, held, timings, skipped)
 
 
-def _measure(session: Session, batch: Batch, warmup: int, calls: int, progress: Progress) -> _Walls:
+def _measure(
+    session: Session, batch: Batch, warmup: int, calls: int, has_plain: bool, progress: Progress
+) -> _Walls:
     """A fill may return before the device is done, so it is timed with the step behind it."""
     canvas, columns = batch.regroup()
     tokens, sampling = batch.block_tokens(), batch.sampling()
@@ -106,21 +115,21 @@ def _measure(session: Session, batch: Batch, warmup: int, calls: int, progress: 
     for call in range(warmup + calls):
         both = _milliseconds(first_step)
         reuse = _milliseconds(lambda: session.reuse(tokens, sampling))
-        plain = _milliseconds(lambda: session.plain(canvas, columns, sampling))
+        plain = []
+        if has_plain:
+            plain = [_milliseconds(lambda: session.plain(canvas, columns, sampling))]
         progress.advance()
         if call >= warmup:
             walls.fill.append(max(0.0, both - reuse))
             walls.reuse.append(reuse)
-            walls.plain.append(plain)
+            walls.plain.extend(plain)
     return walls
 
 
-def _device_milliseconds(session: Session, calls: int) -> dict[str, float]:
+def _device_milliseconds(session: Session, calls: int, graphs: Iterable[str]) -> dict[str, float]:
     if not isinstance(session, TimedOnDevice):
         return {}
-    return {
-        graph: median(session.milliseconds(graph, calls)) for graph in ("fill", "reuse", "plain")
-    }
+    return {graph: median(session.milliseconds(graph, calls)) for graph in graphs}
 
 
 def _milliseconds(call: Callable[[], object]) -> float:

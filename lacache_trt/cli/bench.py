@@ -1,9 +1,9 @@
-"""`lacache-trt bench`."""
+"""`lacache-trt bench generate`, `step` and `kernels`: how fast an engine is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from lacache_trt.bench_report import BenchReport, BenchSettings, KernelReport, S
 from lacache_trt.cli.command import WithoutFlags, verb
 from lacache_trt.cli.output import Output
 from lacache_trt.generation import GenerationConfig
+from lacache_trt.progress import Progress
 
 if TYPE_CHECKING:
     from lacache_trt.bench_compare import Change
@@ -20,40 +21,73 @@ if TYPE_CHECKING:
 Report = BenchReport | StepReport | KernelReport
 
 
-class Subject(str, Enum):
-    """What to measure."""
-
-    generate = "generate"
-    step = "step"
-    kernels = "kernels"
+EngineDirectory = Annotated[Path, typer.Argument(metavar="ENGINES", help="Engine directory.")]
+Decoding = Annotated[GenerationConfig, WithoutFlags(("cache", "stop_at_eos"))]
+SaveResult = Annotated[
+    Path | None, typer.Option("--save-result", help="Also write the report as JSON.")
+]
+Compare = Annotated[
+    Path | None, typer.Option("--compare", help="A saved report to show the changes against.")
+]
 
 
 @verb
-def bench(
+def generate(
     output: Output,
-    subject: Annotated[
-        Subject,
-        typer.Argument(
-            help="generate: ms per denoising step for each cache, fills counted; "
-            "step: fill, reuse and plain one by one; kernels: what a CUDA engine launches."
-        ),
-    ],
-    engines: Annotated[Path, typer.Argument(metavar="ENGINES", help="Engine directory.")],
-    config: Annotated[GenerationConfig, WithoutFlags(("cache", "stop_at_eos"))],
+    engines: EngineDirectory,
+    config: Decoding,
     workload: BenchSettings,
-    save_result: Annotated[
-        Path | None, typer.Option("--save-result", help="Also write the report as JSON.")
-    ] = None,
-    compare: Annotated[
-        Path | None, typer.Option("--compare", help="A saved report to show the changes against.")
-    ] = None,
+    save_result: SaveResult = None,
+    compare: Compare = None,
 ) -> None:
-    """Measure an engine: whole generations, single steps or kernels; every number in one run."""
+    """Measure whole generations: ms per denoising step for each cache, fills counted."""
+    from lacache_trt.bench import bench_engine
+
+    _measure(output, partial(bench_engine, engines, workload, config), save_result, compare)
+
+
+@verb
+def step(
+    output: Output,
+    engines: EngineDirectory,
+    config: Decoding,
+    workload: BenchSettings,
+    save_result: SaveResult = None,
+    compare: Compare = None,
+) -> None:
+    """Measure fill, reuse and plain one by one."""
+    from lacache_trt.bench_steps import bench_steps
+
+    _measure(output, partial(bench_steps, engines, workload, config), save_result, compare)
+
+
+@verb
+def kernels(
+    output: Output,
+    engines: EngineDirectory,
+    config: Decoding,
+    workload: BenchSettings,
+    save_result: SaveResult = None,
+    compare: Compare = None,
+) -> None:
+    """Measure what a CUDA engine launches."""
+    from lacache_trt.engines.cuda.kernel_times import bench_kernels
+
+    _measure(output, partial(bench_kernels, engines, workload, config), save_result, compare)
+
+
+def _measure(
+    output: Output,
+    measurement: Callable[[Progress], Report],
+    save_result: Path | None,
+    compare: Path | None,
+) -> None:
+    """Every number of a report comes from one run."""
     import json
     from dataclasses import asdict
 
     with output.progress() as progress:
-        report = _measurement(subject)(engines, workload, config, progress)
+        report = measurement(progress)
     data: dict[str, Any] = asdict(report)
     changes = []
     if compare is not None:
@@ -64,20 +98,6 @@ def bench(
     if save_result is not None:
         save_result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     output.result(data, lambda: _show(report, changes))
-
-
-def _measurement(subject: Subject) -> Callable[..., Report]:
-    if subject is Subject.generate:
-        from lacache_trt.bench import bench_engine
-
-        return bench_engine
-    if subject is Subject.step:
-        from lacache_trt.bench_steps import bench_steps
-
-        return bench_steps
-    from lacache_trt.engines.cuda.kernel_times import bench_kernels
-
-    return bench_kernels
 
 
 def _show(report: Report, changes: Sequence[Change]) -> None:
@@ -92,6 +112,8 @@ def _show(report: Report, changes: Sequence[Change]) -> None:
     if changes:
         rows = [(change.name, change.old, change.new, change.ratio) for change in changes]
         table("changes", ("number", "old", "new", "new / old"), rows)
+    for name in () if isinstance(report, KernelReport) else report.skipped:
+        print(f"skipped: {name}, which the {report.engine} engine does not have")
 
 
 def _timings(report: Report) -> tuple[Sequence[str], Iterable[Sequence[object]]]:

@@ -8,6 +8,7 @@ receives an instance made from flags; all others are typer's own. Every verb get
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
     def command(**values: Any) -> None:
         output = Output(json=values.pop("json"), debug=values.pop("debug"))
+        values = {name: _expanded(value) for name, value in values.items()}
 
         def action() -> None:
             base = _settings(values.pop("config", None) if reads_file else None)
@@ -58,6 +60,11 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _expanded(value: Any) -> Any:
+    """A path with a leading `~` replaced, which the shell leaves alone inside quotes."""
+    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
+
+
 @dataclass(frozen=True)
 class WithoutFlags:
     """Marks fields that get no flag: `Annotated[GenerationConfig, WithoutFlags(("cache",))]`."""
@@ -65,15 +72,24 @@ class WithoutFlags:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class PrefixedFlags:
+    """Puts a prefix before every flag: `Annotated[Fp8Recipe, PrefixedFlags("fp8")]`."""
+
+    prefix: str
+
+
 def _flag_group(hint: Any) -> FlagGroup[Any] | None:
     """The flags of a parameter that is annotated with a dataclass of options, else None."""
     hidden: tuple[str, ...] = ()
+    prefix = ""
     if get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
         hidden = next((mark.names for mark in marks if isinstance(mark, WithoutFlags)), ())
+        prefix = "".join(mark.prefix + "_" for mark in marks if isinstance(mark, PrefixedFlags))
     if not (isinstance(hint, type) and is_dataclass(hint)) or hint is Output:
         return None
-    return FlagGroup(hint, frozenset(hidden))
+    return FlagGroup(hint, frozenset(hidden), prefix)
 
 
 def _settings(path: Path | None) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from lacache_trt.cli.command import verb
 from lacache_trt.cli.output import Output
+from lacache_trt.errors import InvalidRequestError
 from lacache_trt.export.options import ExportOptions
 
 
@@ -22,6 +24,8 @@ def export(
     """Export a LLaDA or Dream checkpoint into a bundle: graphs, weights, tokenizer, manifest."""
     from lacache_trt.cli.packages import load_part
 
+    model = os.path.expanduser(model)
+    _refuse_artefact(Path(model), out)
     exporter = load_part("lacache_trt.export.exporter", "export")
     with output.progress() as progress:
         report = exporter.export_bundle(model, out, options, progress)
@@ -40,3 +44,15 @@ def export(
         )
 
     output.result(data, render)
+
+
+def _refuse_artefact(model: Path, out: Path) -> None:
+    """A bundle or an engine has a manifest and no config.json."""
+    if not (model / "manifest.json").is_file() or (model / "config.json").exists():
+        return
+    raise InvalidRequestError(
+        "MODEL is a bundle or an engine already, not a checkpoint",
+        got=f"{model}, which holds a manifest.json and no config.json",
+        expected="a checkpoint directory or a hub id",
+        fix=f"build the bundle: lacache-trt build {model} {out}",
+    )

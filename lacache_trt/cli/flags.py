@@ -34,10 +34,13 @@ class _Flag:
 
 
 class FlagGroup(Generic[Options]):
-    """The flags of one dataclass."""
+    """The flags of one dataclass; `prefix` stands before their names, as in `--fp8-scope`."""
 
-    def __init__(self, cls: type[Options], hidden: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, cls: type[Options], hidden: frozenset[str] = frozenset(), prefix: str = ""
+    ) -> None:
         self.cls = cls
+        self.prefix = prefix
         help_texts = field_descriptions(cls)
         hints = inspect.get_annotations(cls, eval_str=True)
         self._fields = [field for field in fields(cls) if field.name not in hidden]  # type: ignore[arg-type]
@@ -50,21 +53,22 @@ class FlagGroup(Generic[Options]):
         """Take this group's flags out of `values`; those that were given override `base`."""
         chosen = dict(base or {})
         for name, flag in self._flags.items():
-            value = values.pop(name)
+            value = values.pop(self.prefix + name)
             if value is not None and value != []:
                 chosen[name] = flag.convert(value) if flag.convert else value
         return self.cls(**chosen)
 
     def _parameter(self, field: Field[Any], text: str) -> inspect.Parameter:
         flag = self._flags[field.name]
-        name = _OWN_NAMES.get(field.name, "--" + field.name.replace("_", "-"))
+        own = (self.prefix + field.name).replace("_", "-")
+        name = _OWN_NAMES.get(field.name, "--" + own)
         if flag.kind is bool and name != "--force":
-            name = f"{name}/--no-{field.name.replace('_', '-')}"
+            name = f"{name}/--no-{own}"
         default = field.default
         shown = "" if default in (None, False, ()) else f" [default: {_spelling(default)}]"
         option = typer.Option(name, help=text + shown, metavar=flag.metavar, show_default=False)
         return inspect.Parameter(
-            field.name,
+            self.prefix + field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[Union[flag.kind, None], option],  # noqa: UP007

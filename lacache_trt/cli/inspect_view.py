@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lacache_trt.cli.fp8_view import show_fp8
 from lacache_trt.cli.tables import human_bytes, key_values, one_line, table
 
 
@@ -19,6 +20,9 @@ def show_inspection(found: Mapping[str, Any]) -> None:
     print()
     sizes = [(name, human_bytes(size)) for name, size in found["files"].items()]
     table("files", ("file", "size"), sizes)
+    if "fp8" in found:
+        print()
+        show_fp8(found)
     if "profiles" in found:
         print()
         names = list(found["profiles"][0]) if found["profiles"] else []

@@ -12,7 +12,12 @@ from typing import Annotated
 
 import typer
 
-from lacache_trt.cli.bench import bench
+from lacache_trt.cli.bench import generate as bench_generate
+from lacache_trt.cli.bench import kernels as bench_kernels
+from lacache_trt.cli.bench import step as bench_step
+from lacache_trt.cli.bench_accuracy import accuracy as bench_accuracy
+from lacache_trt.cli.bench_activations import activations as bench_activations
+from lacache_trt.cli.bench_policies import policies as bench_policies
 from lacache_trt.cli.build import build
 from lacache_trt.cli.demo import demo
 from lacache_trt.cli.doctor import doctor
@@ -20,6 +25,7 @@ from lacache_trt.cli.export import export
 from lacache_trt.cli.generate import generate
 from lacache_trt.cli.inspect import inspect as inspect_verb
 from lacache_trt.cli.plugins import build as build_plugins
+from lacache_trt.cli.usage import VerbGroup
 from lacache_trt.cli.verify import verify
 
 EPILOG = (
@@ -27,7 +33,15 @@ EPILOG = (
     "Results go to stdout, progress and errors to stderr; --json prints one document. "
     "--install-completion sets up your shell."
 )
-VERBS = (export, build, generate, demo, verify, inspect_verb, doctor, bench)
+VERBS = (export, build, generate, demo, verify, inspect_verb, doctor)
+BENCHES = (
+    bench_generate,
+    bench_step,
+    bench_kernels,
+    bench_policies,
+    bench_accuracy,
+    bench_activations,
+)
 INTERNAL_ERROR = 3
 
 
@@ -40,6 +54,7 @@ def _completion_wanted() -> bool:
 # Plain help: importing rich for it would triple the time that --help takes.
 app = typer.Typer(
     name="lacache-trt",
+    cls=VerbGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -47,6 +62,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 plugins = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+benches = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 def _summary(function: Callable[..., None]) -> str:
@@ -57,6 +73,9 @@ def _summary(function: Callable[..., None]) -> str:
 
 for _verb in VERBS:
     app.command(short_help=_summary(_verb))(_verb)
+for _verb in BENCHES:
+    benches.command(short_help=_summary(_verb))(_verb)
+app.add_typer(benches, name="bench", help="Measure an engine, or what a lower precision costs")
 plugins.command(short_help=_summary(build_plugins))(build_plugins)
 app.add_typer(plugins, name="plugins", help="The library of TensorRT plugins")
 
@@ -109,6 +128,8 @@ def _prepare_streams() -> None:
 def main() -> None:
     """Entry point; whatever is not an expected error is a bug and is shown as one."""
     _prepare_streams()
+    # ONNX Runtime would report its use, and warn where the home folder cannot be written.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         app()
     except Exception:

@@ -76,7 +76,7 @@ def guarded(output: Output, action: Callable[[], None]) -> None:
     except LaCacheError as error:
         _fail(output, error)
     except KeyboardInterrupt:
-        _print_error_json(output, LaCacheError("interrupted"), INTERRUPTED)
+        print_error_json(output, LaCacheError("interrupted"), INTERRUPTED)
         print("interrupted; partial output was discarded", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
@@ -90,12 +90,13 @@ def guarded(output: Output, action: Callable[[], None]) -> None:
 def _fail(output: Output, error: LaCacheError, cause: BaseException | None = None) -> NoReturn:
     if output.debug or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
         traceback.print_exception(cause or error)
-    _print_error_json(output, error, error.exit_code)
+    print_error_json(output, error, error.exit_code)
     print(f"error: {error}", file=sys.stderr)
     raise typer.Exit(error.exit_code) from None
 
 
-def _print_error_json(output: Output, error: LaCacheError, exit_code: int) -> None:
+def print_error_json(output: Output, error: LaCacheError, exit_code: int) -> None:
+    """The error as the one JSON document of stdout, if JSON is wanted."""
     if not output.json:
         return
     fields = {"got": error.got, "expected": error.expected, "fix": error.fix}

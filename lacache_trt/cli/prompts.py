@@ -20,6 +20,12 @@ def read_prompts(
     argument: str | None, *, tokens: bool, jsonl: bool, stdin: TextIO | None = None
 ) -> list[Prompt]:
     """All prompts of a call; `InvalidRequestError` if there are none."""
+    if tokens and jsonl:
+        raise InvalidRequestError(
+            "prompts are token ids or JSON lines, not both",
+            got="--tokens and --jsonl",
+            fix="leave --tokens out: a JSON line may be a list of token ids",
+        )
     if argument is not None and argument != "-":
         return [_parse(argument, 1, tokens, jsonl)]
     stream = sys.stdin if stdin is None else stdin

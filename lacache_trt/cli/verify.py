@@ -11,7 +11,7 @@ from lacache_trt.cli.command import verb
 from lacache_trt.cli.output import Output
 
 if TYPE_CHECKING:
-    from lacache_trt.verify import VerifyReport
+    from lacache_trt.verify_report import VerifyReport
 
 BUNDLE_HELP = "Bundle to compare with; without it the engine's own plain graph is the reference."
 REPORT_HELP = "Write the report to this file, as JSON or Markdown by its suffix."
@@ -57,5 +57,7 @@ def _show(report: VerifyReport) -> None:
     print(
         f"relative: largest difference over largest value, at most {report.bound:g}; "
         "ulps: the same in units of float32 rounding;\n"
-        "excused: tokens that differ where the reference's two best are closer than that bound."
+        "excused: tokens that differ where the reference's two best are closer than that bound, "
+        "at most 0.1%;\n"
+        "swapped: steps that would commit in another order, within the bound."
     )

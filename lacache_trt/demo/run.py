@@ -14,18 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lacache_trt.demo.problems import Problem, is_correct, problem
+from lacache_trt.demo.shipped import CHECKPOINT as CHECKPOINT
+from lacache_trt.demo.shipped import SETTINGS as SETTINGS
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.errors import ArtifactError
+from lacache_trt.errors import ArtifactError, OutputError
 from lacache_trt.export.exporter import export_bundle
 from lacache_trt.export.options import ExportOptions
 from lacache_trt.generation import Cache, GenerationConfig, GenerationResult
 from lacache_trt.progress import Progress
 from lacache_trt.runtime import Runtime
 
-CHECKPOINT = Path(__file__).parent / "tiny-llada"
-# The canvas that tiny-llada was trained for, in two blocks, one token per forward.
-SETTINGS = GenerationConfig(gen_length=64, block_length=32, steps=64)
 BATCH_SIZE = 16
 TIMED_PROBLEMS = 3
 CACHES: tuple[Cache, ...] = ("none", "exact")
@@ -97,7 +96,15 @@ def _workplace(keep: Path | None) -> Iterator[Path]:
         with TemporaryDirectory(prefix="lacache-trt-demo-") as temporary:
             yield Path(temporary)
         return
-    keep.mkdir(parents=True, exist_ok=True)
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise OutputError(
+            "the demo can keep its files in a directory only",
+            got=f"{keep}: {error.strerror}",
+            expected="a directory, or a name that does not exist yet",
+            fix="--keep another name",
+        ) from error
     yield keep
 
 
