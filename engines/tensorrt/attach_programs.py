@@ -13,7 +13,7 @@ import torch
 
 from lacache_trt.errors import EngineError
 from lacache_trt.plugins.packing import FIELD
-from lacache_trt.plugins.programs import PROGRAMS, packed_program
+from lacache_trt.plugins.programs import DTYPE_INPUTS, PROGRAMS, packed_program
 from lacache_trt.plugins.spec import DOMAIN
 
 _DTYPES = {
@@ -26,16 +26,17 @@ _DTYPES = {
 class AttachPrograms(ir.passes.InPlacePass):
     """See the rules above."""
 
-    def __init__(self, sm: int) -> None:
+    def __init__(self, sm: int, fp8_as_int32: bool = False) -> None:
         super().__init__()
         self.sm = sm
+        self.fp8_as_int32 = fp8_as_int32
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         changed = False
         for node in model.graph:
             if node.domain == DOMAIN and node.op_type in PROGRAMS:
                 dtype, width = _key(node)
-                data = packed_program(node.op_type, dtype, width, self.sm)
+                data = packed_program(node.op_type, dtype, width, self.sm, self.fp8_as_int32)
                 tensor = ir.tensor(np.frombuffer(data, np.int8), name=FIELD)
                 node.attributes[FIELD] = ir.AttrTensor(FIELD, tensor)
                 changed = True
@@ -46,9 +47,9 @@ class AttachPrograms(ir.passes.InPlacePass):
 
 
 def _key(node: ir.Node) -> tuple[torch.dtype, int]:
-    """Dtype and last dimension of the first input."""
-    value = node.inputs[0]
-    shape = value.shape if value is not None else None
+    """Dtype and last dimension of the first input; some ops take the dtype of another one."""
+    first, value = node.inputs[0], node.inputs[DTYPE_INPUTS.get(node.op_type, 0)]
+    shape = first.shape if first is not None else None
     width = shape[len(shape) - 1] if shape is not None and len(shape) else None
     if value is None or value.dtype not in _DTYPES or not isinstance(width, int):
         raise EngineError(

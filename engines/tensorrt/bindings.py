@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lacache_trt.engines.registry import ENGINES
+from lacache_trt.engines.tensorrt.legacy_api import LegacyTensorRT, is_legacy
 from lacache_trt.errors import EngineError, MissingDependencyError
 from lacache_trt.plugins.library import cache_folder, find_compiler
 
@@ -35,11 +36,14 @@ def import_tensorrt(flavour: str) -> Any:
             module = import_module(name)
         except (ImportError, OSError) as error:
             raise MissingDependencyError(
-                f"{name} is installed but does not load", got=error, fix=entry.install
+                f"{name} is installed but does not load",
+                got=error,
+                fix=f"reinstall it together with its libraries: {entry.install}, "
+                "or choose another engine with --engine",
             ) from error
         if flavour == RTX:
             _provide_unversioned_name()
-        return module
+        return LegacyTensorRT(module) if is_legacy(module) else module
     raise MissingDependencyError(
         f"{flavour} is not installed",
         got=f"no module {' or '.join(modules)}",

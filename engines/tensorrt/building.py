@@ -1,8 +1,9 @@
-"""Writes an engine directory with the plans of `fill` and `reuse`."""
+"""Writes an engine directory with a plan per graph: `fill` and `reuse`, and more if asked for."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import onnx_ir as ir
 
 from lacache_trt.artifacts import Manifest
-from lacache_trt.contract import GraphSpec, TensorSpec
+from lacache_trt.contract import KEY_VALUE_GRAPHS, GraphSpec, TensorSpec
 from lacache_trt.contract_json import contract_to_json
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.registry import ENGINES
 from lacache_trt.engines.tensorrt.bindings import TENSORRT, import_tensorrt
 from lacache_trt.engines.tensorrt.inspection import layers_json
 from lacache_trt.engines.tensorrt.layout import (
@@ -23,7 +25,8 @@ from lacache_trt.engines.tensorrt.layout import (
     plan_file,
     with_weights,
 )
-from lacache_trt.engines.tensorrt.options import TensorRTOptions
+from lacache_trt.engines.tensorrt.legacy import build_legacy
+from lacache_trt.engines.tensorrt.options import LEGACY_VERSION, TensorRTOptions
 from lacache_trt.engines.tensorrt.plan import Target, build_plan
 from lacache_trt.engines.tensorrt.profiles import Profile, parse_profiles
 from lacache_trt.engines.tensorrt.share_weights import large_weights
@@ -61,6 +64,14 @@ def build(
     bundle: Manifest, directory: Path, options: BuildOptions, progress: Progress
 ) -> dict[str, Any]:
     """Write the plans into `directory`; returns the engine part of the manifest."""
+    if options.tensorrt.trt_version is not None:
+        if options.engine != TENSORRT:
+            raise InvalidRequestError(
+                "--trt-version is for TensorRT",
+                got=f"--engine {options.engine}",
+                expected=f"--engine {TENSORRT}",
+            )
+        return build_legacy(bundle, directory, options.tensorrt, progress)
     return build_plans(bundle, directory, options.engine, options.tensorrt, progress)
 
 
@@ -72,22 +83,41 @@ def resolve_build(bundle: Manifest, flavour: str, settings: TensorRTOptions) -> 
         InvalidRequestError, CapacityError: the bundle or a profile does not suit.
     """
     trt = import_tensorrt(flavour)
+    _check_version(flavour, str(trt.__version__))
     dtype = str(bundle.body["dtype"])
     _check_dtype(dtype)
+    graphs = graphs_to_build(bundle.contract, settings.cache)
     return Resolved(
         flavour=flavour,
         trt=trt,
         dtype=dtype,
         sm=_target_sm(flavour, settings.sm),
         profiles=parse_profiles(settings.profiles, bundle.model.max_length),
-        contract={name: bundle.contract[name] for name in GRAPHS},
+        contract={name: bundle.contract[name] for name in graphs},
         shared={
             name: large_weights(ir.load(bundle.path(f"{name}.onnx")))
             if settings.weights == "shared"
             else ()
-            for name in GRAPHS
+            for name in graphs
         },
     )
+
+
+def graphs_to_build(contract: Mapping[str, GraphSpec], cache: str) -> tuple[str, ...]:
+    """Names of the graphs that get a plan.
+
+    Raises:
+        InvalidRequestError: the bundle lacks one.
+    """
+    wanted = GRAPHS + (KEY_VALUE_GRAPHS if cache == "exact,kv" else ())
+    missing = [name for name in wanted if name not in contract]
+    if missing:
+        raise InvalidRequestError(
+            "the bundle has no graphs for approximate caches",
+            got=f"no {', '.join(missing)}",
+            fix="export it again with --cache exact,kv, or build with --cache exact",
+        )
+    return wanted
 
 
 def build_plans(
@@ -140,6 +170,17 @@ def _body(resolved: Resolved, settings: TensorRTOptions) -> dict[str, Any]:
         },
         "contract": contract_to_json(resolved.contract),
     }
+
+
+def _check_version(flavour: str, version: str) -> None:
+    problem = ENGINES[flavour].age_problem(version)
+    if problem is not None:
+        raise MissingDependencyError(
+            "the TensorRT that is installed is too old to build with",
+            got=problem,
+            fix=f"{ENGINES[flavour].install} --upgrade, or for TensorRT {LEGACY_VERSION}: "
+            f"--trt-version {LEGACY_VERSION}",
+        )
 
 
 def _check_dtype(dtype: str) -> None:

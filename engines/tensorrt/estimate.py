@@ -7,7 +7,7 @@ where a GPU was there to open the plan).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -21,9 +21,11 @@ from lacache_trt.engines.tensorrt.profiles import Profile
 from lacache_trt.engines.tensorrt.share_weights import dtype_name, large_weights, weight_tensors
 from lacache_trt.gpus import find_gpus
 from lacache_trt.model.config import DTYPE_BYTES, ModelConfig
+from lacache_trt.model.fp8 import GROUP, refuse_fp8_source, select_linears
 from lacache_trt.plugins.programs import PROGRAMS
 from lacache_trt.plugins.spec import DOMAIN
 
+_QUANTISERS = {"gate_up": "RMSNormQuant", "down": "SwiGLUQuant", "head": "RMSNormQuant"}
 _FLOAT32 = "norms, RoPE angles, softmax and its saved state, sampler"
 
 
@@ -38,26 +40,42 @@ def plan_build(bundle: Manifest, options: BuildOptions) -> dict[str, Any]:
     settings = options.tensorrt
     resolved = resolve_build(bundle, entry.name, settings)
     models = {name: ir.load(bundle.path(f"{name}.onnx")) for name in resolved.contract}
+    linears = planned_linears(bundle, options)
     return {
         "engine": resolved.flavour,
         "tensorrt": str(resolved.trt.__version__),
         "sm": resolved.sm,
         "dtype": resolved.dtype,
         "weights": settings.weights,
-        "plugins": _plugins(models) if settings.plugins else {},
+        "plugins": _plugins(models, linears) if settings.plugins else {},
         "files": [plan_file(name) for name in resolved.contract],
-        "memory": memory(bundle.model, resolved, models),
+        "memory": memory(bundle.model, resolved, models, linears),
         "gpu_memory_bytes": _gpu_memory(resolved.sm),
-        "precision": _precision(models["reuse"]),
+        "precision": _precision(models["reuse"], linears),
         "float32_everywhere": _FLOAT32,
     }
 
 
+def planned_linears(bundle: Manifest, options: BuildOptions) -> frozenset[str]:
+    """The linears that the build would make FP8; what is FP8 already counts as it is.
+
+    Raises:
+        InvalidRequestError: the recipe does not suit the bundle.
+    """
+    if options.fp8 is None:
+        return frozenset()
+    refuse_fp8_source(bundle.body)
+    return frozenset(select_linears(bundle.model, options.fp8).linears)
+
+
 def memory(
-    config: ModelConfig, resolved: Resolved, models: Mapping[str, ir.Model]
+    config: ModelConfig,
+    resolved: Resolved,
+    models: Mapping[str, ir.Model],
+    linears: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Device bytes at the largest sizes of each profile, for one batch in flight."""
-    weights = _weight_bytes(models, shared=any(resolved.shared.values()))
+    weights = _weight_bytes(models, linears, shared=any(resolved.shared.values()))
     size = DTYPE_BYTES[resolved.dtype]
     return [
         {"profile": profile.to_json(), "weights": weights, **_batch_bytes(config, profile, size)}
@@ -78,39 +96,52 @@ def _batch_bytes(config: ModelConfig, profile: Profile, size: int) -> dict[str, 
     }
 
 
-def _weight_bytes(models: Mapping[str, ir.Model], shared: bool) -> int:
+def _stored(name: str, tensor: ir.ExternalTensor, linears: Collection[str]) -> dict[str, int]:
+    """Bytes by dtype of a weight, as it would be stored."""
+    if name.removesuffix(".weight") not in linears:
+        return {dtype_name(tensor): tensor.nbytes}
+    inputs, outputs = (int(size) for size in tensor.shape.numpy())
+    scales = -(-outputs // GROUP) * -(-inputs // GROUP) * DTYPE_BYTES["float32"]
+    return {"float8_e4m3fn": inputs * outputs, "float32": scales}
+
+
+def _weight_bytes(models: Mapping[str, ir.Model], linears: Collection[str], *, shared: bool) -> int:
     """Embedded weights lie in every plan that uses them; shared ones once."""
     once: dict[str, int] = {}
     total = 0
     for model in models.values():
         large = {spec.name for spec in large_weights(model)} if shared else set()
         for name, tensor in weight_tensors(model).items():
+            size = sum(_stored(name, tensor, linears).values())
             if name in large:
-                once[name] = tensor.nbytes
+                once[name] = size
             else:
-                total += tensor.nbytes
+                total += size
     return total + sum(once.values())
 
 
-def _plugins(models: Mapping[str, ir.Model]) -> dict[str, int]:
+def _plugins(models: Mapping[str, ir.Model], linears: Collection[str]) -> dict[str, int]:
     """Plugin nodes by op."""
     nodes: Iterable[ir.Node] = (node for model in models.values() for node in model.graph)
     found: dict[str, int] = {}
     for node in nodes:
         if node.domain == DOMAIN and node.op_type in PROGRAMS:
             found[node.op_type] = found.get(node.op_type, 0) + 1
+    for linear in linears:
+        for op in ("GroupLinear", _QUANTISERS.get(linear.rpartition(".")[2], "GroupQuant")):
+            found[op] = found.get(op, 0) + 1
     return found
 
 
-def _precision(model: ir.Model) -> dict[str, dict[str, int]]:
+def _precision(model: ir.Model, linears: Collection[str]) -> dict[str, dict[str, int]]:
     """Bytes of weights by dtype in every part of the model; GEMMs run in their weights' dtype."""
     parts: dict[str, dict[str, int]] = {}
     for name, tensor in weight_tensors(model).items():
         words = name.split(".")
         part = ".".join(words[:2]) if words[0] == "layers" else words[0]
         dtypes = parts.setdefault(part, {})
-        dtype = dtype_name(tensor)
-        dtypes[dtype] = dtypes.get(dtype, 0) + tensor.nbytes
+        for dtype, size in _stored(name, tensor, linears).items():
+            dtypes[dtype] = dtypes.get(dtype, 0) + size
     return parts
 
 

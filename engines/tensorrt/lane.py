@@ -149,10 +149,10 @@ class _Call:
         self._must(context.set_optimization_profile_async(shape.profile, stream), "profile")
         resources.device.synchronize()
         context.set_device_memory(resources.scratch, resources.scratch_bytes)
-        for spec in plan.spec.inputs:
+        for spec in plan.inputs:
             dims = shape_of(spec, sizes)
             self._must(context.set_input_shape(spec.name, dims), f"{spec.name} of shape {dims}")
-        for spec in (*plan.spec.inputs, *plan.spec.outputs):
+        for spec in (*plan.inputs, *plan.outputs):
             self._must(context.set_tensor_address(spec.name, addresses[spec.name]), spec.name)
         missing = context.infer_shapes()
         self._must(not missing, f"shapes; unknown: {', '.join(missing)}")

@@ -23,11 +23,23 @@ class LoadedPlan:
         spec: its contract, shared weights included.
         engine: TensorRT's engine.
         scratch_bytes: memory for activations that every execution context needs.
+        absent: tensors of the contract that the plan lacks, because they are always empty.
     """
 
     spec: GraphSpec
     engine: Any
     scratch_bytes: int
+    absent: frozenset[str] = frozenset()
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs that are to be bound."""
+        return tuple(spec for spec in self.spec.inputs if spec.name not in self.absent)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs that are to be bound."""
+        return tuple(spec for spec in self.spec.outputs if spec.name not in self.absent)
 
     def context(self, trt: Any, logger: Any) -> Any:
         """A new execution context; the caller gives it memory."""
@@ -39,7 +51,13 @@ class LoadedPlan:
 
 
 def open_plan(
-    trt: Any, runtime: Any, logger: Any, path: Path, spec: GraphSpec, profiles: int
+    trt: Any,
+    runtime: Any,
+    logger: Any,
+    path: Path,
+    spec: GraphSpec,
+    profiles: int,
+    absent: frozenset[str] = frozenset(),
 ) -> LoadedPlan:
     """Deserialise a plan whose hash has been checked.
 
@@ -57,6 +75,7 @@ def open_plan(
         **{tensor.name: _promised(trt, tensor, "INPUT") for tensor in spec.inputs},
         **{tensor.name: _promised(trt, tensor, "OUTPUT") for tensor in spec.outputs},
     }
+    expected = {name: each for name, each in expected.items() if name not in absent}
     if got != expected:
         differing = sorted(
             name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name)
@@ -74,7 +93,7 @@ def open_plan(
             expected=profiles,
             fix=_REBUILD,
         )
-    return LoadedPlan(spec, engine, int(engine.device_memory_size_v2))
+    return LoadedPlan(spec, engine, int(engine.device_memory_size_v2), absent)
 
 
 def engine_error(what: str, logger: Any, fix: str | None = None) -> EngineError:

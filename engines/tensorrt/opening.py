@@ -88,6 +88,7 @@ def open_plans(manifest: Manifest, trt: Any, device: Device) -> Opened:
                 tuple(weights[each] for each in _shared_names(manifest, name)),
             ),
             len(profiles),
+            _absent(manifest, name),
         )
         for name in GRAPHS
     }
@@ -103,6 +104,13 @@ def open_plans(manifest: Manifest, trt: Any, device: Device) -> Opened:
         scratch_bytes=scratch_bytes,
     )
     return Opened(runtime, resources, profiles)
+
+
+def _absent(manifest: Manifest, graph: str) -> frozenset[str]:
+    """Tensors that a plan of fixed sizes lacks, because they are empty."""
+    absent = manifest.body.get("absent")
+    names = absent.get(graph, []) if isinstance(absent, Mapping) else []
+    return frozenset(str(name) for name in names)
 
 
 def _shared_names(manifest: Manifest, graph: str) -> list[str]:

@@ -9,6 +9,8 @@ from typing import Literal
 from lacache_trt.errors import InvalidRequestError
 
 WEIGHTS = ("embedded", "shared")
+CACHES = ("exact", "exact,kv")
+LEGACY_VERSION = "8.5"
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,22 @@ class TensorRTOptions:
             TensorRT-RTX can build for a GPU that is not there.
         profiles: optimisation profile, as B=1:1:4,N=64:512:2048,Bk=32; may be given several times.
         weights: embedded in each plan, or shared: one device copy for all plans of the directory.
+        cache: exact, or exact,kv to build the plans of the approximate caches too. Each of the two
+            holds the weights once more unless they are shared.
         plugins: --no-plugins builds the portable variant, standard operators only.
         include: folder with TensorRT's headers, to compile the plugin library.
         timing_cache: file that keeps measured tactics between builds (not with TensorRT-RTX).
+        trt_version: 8.5 is the legacy target, with fixed sizes; by default the version installed.
     """
 
     sm: int | None = None
     profiles: tuple[str, ...] = ()
     weights: Literal["embedded", "shared"] = "embedded"
+    cache: Literal["exact", "exact,kv"] = "exact"
     plugins: bool = True
     include: Path | None = None
     timing_cache: Path | None = None
+    trt_version: str | None = None
 
     def __post_init__(self) -> None:
         if self.sm is not None and not (type(self.sm) is int and 50 <= self.sm <= 999):
@@ -40,6 +47,17 @@ class TensorRTOptions:
         if self.weights not in WEIGHTS:
             raise InvalidRequestError(
                 "unknown place for the weights", got=self.weights, expected=" or ".join(WEIGHTS)
+            )
+        if self.cache not in CACHES:
+            raise InvalidRequestError(
+                "unknown kinds of caches", got=self.cache, expected=" or ".join(CACHES)
+            )
+        if self.trt_version not in (None, LEGACY_VERSION):
+            raise InvalidRequestError(
+                "trt_version is only for the legacy target",
+                got=self.trt_version,
+                expected=LEGACY_VERSION,
+                fix="leave it out to build with the TensorRT that is installed",
             )
 
     def changed(self) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lacache_trt.contract import GraphSpec
 from lacache_trt.errors import ArtifactError, CapacityError, InvalidRequestError
 
-SYMBOLS = ("B", "N", "Bk", "S", "E", "R")
+SYMBOLS = ("B", "N", "Bk", "W", "S", "E", "R")
 _SYNTAX = "B=1:1:4,N=64:512:2048,Bk=8:32:64 (each SIZE or MIN:OPT:MAX)"
 
 
@@ -58,13 +58,15 @@ class Profile:
 def default_ranges(max_length: int) -> dict[str, Range]:
     """What a profile covers unless it says otherwise.
 
-    Up to 4 rows, all lengths that the model was made for, blocks of up to 128; the id lists and
+    Up to 4 rows, all lengths that the model was made for, blocks of up to 128, windows of any
+    width (only the plan of `window` has one); the id lists and
     the extra logit columns may be short, since the runtime pads them.
     """
     return {
         "B": Range(1, 1, 4),
         "N": Range(1, min(1024, max_length), max_length),
         "Bk": Range(1, min(32, max_length), min(128, max_length)),
+        "W": Range(1, min(32, max_length), max_length),
         "S": Range(1, 1, 16),
         "E": Range(1, 1, 16),
         "R": Range(0, 0, min(128, max_length)),

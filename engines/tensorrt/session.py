@@ -55,6 +55,23 @@ class TensorRTSession:
         self._engine.run(self._lane, "reuse", inputs)
         return self._engine.collect(self._lane, columns.shape[1])
 
+    def reuse_kv(
+        self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
+    ) -> StepOutputs:
+        """Not there yet: the plans are built, but no session runs them."""
+        raise self._no_windows()
+
+    def window(
+        self,
+        window_tokens: Int,
+        window_columns: Int,
+        block_columns: Int,
+        sampling: Sampling,
+        logit_columns: Int | None = None,
+    ) -> StepOutputs:
+        """Not there yet: the plans are built, but no session runs them."""
+        raise self._no_windows()
+
     def plain(
         self,
         canvas: Canvas,
@@ -67,6 +84,14 @@ class TensorRTSession:
             f"the {self._engine.name} engine has no plain graph, so no cache='none'",
             expected="cache='exact'",
             fix="compare with an onnxruntime engine: lacache-trt verify ENGINES --bundle BUNDLE",
+        )
+
+    def _no_windows(self) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"the {self._engine.name} engine does not run approximate caches",
+            got="cache='prefix' or 'dual'",
+            expected="cache='exact'",
+            fix="use the cuda or the onnxruntime engine for them",
         )
 
     def cache_bytes(self) -> int:

@@ -5,13 +5,20 @@
 2. Smaller weights and constants stay: TensorRT folds them.
 3. Nothing else changes.
 
+The surgery is onnx-graphsurgeon's: it keeps external weights as references, so that a graph with
+many gigabytes of them costs nothing, and carries functions and types that NumPy does not have.
+
 TensorRT chooses its GEMM kernels for a weight that it sees only at run time, so it can neither fold
 nor lay it out anew; that is the price of the shared copy.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import onnx_graphsurgeon as gs
 import onnx_ir as ir
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from lacache_trt.contract import TensorSpec
 from lacache_trt.errors import EngineError
@@ -21,20 +28,33 @@ _NAMES = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.FLOAT16: "float16",
     ir.DataType.BFLOAT16: "bfloat16",
+    ir.DataType.FLOAT8E4M3FN: "float8_e4m3fn",
 }
 
 
-class ShareWeights(ir.passes.InPlacePass):
-    """See the rules above."""
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        graph = model.graph
-        names = [spec.name for spec in large_weights(model)]
+def share_weights(model: ir.Model) -> Any:
+    """The model as an ONNX message with the large weights as inputs; see the rules above."""
+    names = [spec.name for spec in large_weights(model)]
+    # Its warnings, of types that NumPy does not have, would go to stdout.
+    with G_LOGGER.suppress(G_LOGGER.ERROR):
+        graph = gs.import_onnx(ir.to_proto(model))
+        tensors = graph.tensors()
         for name in names:
-            value = graph.initializers.pop(name)
-            value.const_value = None
-            graph.inputs.append(value)
-        return ir.passes.PassResult(model, bool(names))
+            graph.inputs.append(_variable_for(tensors[name]))
+        return gs.export_onnx(graph)
+
+
+def _variable_for(constant: gs.Constant) -> gs.Variable:
+    """A variable that every reader of the constant reads instead.
+
+    `Constant.to_variable` of onnx-graphsurgeon 0.6.1 gives one that cannot be exported.
+    """
+    variable = gs.Variable(constant.name, constant.dtype, constant.shape)
+    for node in list(constant.outputs):
+        for index, tensor in enumerate(node.inputs):
+            if tensor is constant:
+                node.inputs[index] = variable
+    return variable
 
 
 def weight_tensors(model: ir.Model) -> dict[str, ir.ExternalTensor]:
@@ -48,7 +68,7 @@ def weight_tensors(model: ir.Model) -> dict[str, ir.ExternalTensor]:
 
 
 def large_weights(model: ir.Model) -> tuple[TensorSpec, ...]:
-    """What `ShareWeights` turns into inputs."""
+    """What `share_weights` turns into inputs."""
     return tuple(
         TensorSpec(name, tuple(tensor.shape.numpy()), dtype_name(tensor))
         for name, tensor in weight_tensors(model).items()

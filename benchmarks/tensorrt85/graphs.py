@@ -1,0 +1,145 @@
+"""What is exported and lowered beforehand, since only TensorRT itself runs on the GPU machine.
+
+`lowered_graphs` makes the graphs of a model at several fixed sizes over a weights file that exists
+only as a layout: the GPU machine writes it, with random numbers of LLaDA-8B's shape or with
+tiny-llada's weights. `tiny_reference` makes those, and ONNX Runtime's traces of the held-out
+problems. Its fp16 weights serve the float32 graphs too, so one reference does for both.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import onnx_ir as ir
+import traces
+from llada_shape import shallow
+
+from lacache_trt.artifacts import load_manifest
+from lacache_trt.contract import graph_specs
+from lacache_trt.contract_json import contract_to_json
+from lacache_trt.demo.problems import problem
+from lacache_trt.demo.run import CHECKPOINT
+from lacache_trt.engines.builder import build_engine, load_engine
+from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.tensorrt.layout import GRAPHS, WEIGHTS_FILE
+from lacache_trt.engines.tensorrt.legacy_directory import fixed_profile
+from lacache_trt.engines.tensorrt.legacy_lowering import lower_model
+from lacache_trt.engines.tensorrt.profiles import Profile
+from lacache_trt.export.exporter import export_bundle
+from lacache_trt.export.graphs import capture_graph
+from lacache_trt.export.options import ExportOptions
+from lacache_trt.export.passes.external_weights import WeightLocation
+from lacache_trt.export.weights import plan_layout
+from lacache_trt.generation import GenerationConfig
+from lacache_trt.model.checkpoint import Checkpoint
+from lacache_trt.model.config import DTYPE_BYTES, Dtype, ModelConfig, parameter_shapes
+from lacache_trt.text import TextCodec
+
+SM = 90
+OPSET = 23
+PROBLEMS, GENERATED, BATCH = 32, 64, 4
+BLOCKS = (8, 32, 64)
+TINY_LENGTH = 128  # the held-out prompts have up to 63 tokens
+LENGTHS = (384, 1152)
+FACTS = "model.json"
+_ONNX = {"float16": ir.DataType.FLOAT16, "float32": ir.DataType.FLOAT}
+
+
+def decoding(block: int) -> GenerationConfig:
+    """One token a step, exact caches, to the end of the canvas."""
+    return GenerationConfig(
+        gen_length=GENERATED, block_length=block, steps=GENERATED, stop_at_eos=False
+    )
+
+
+def held_out(codec: TextCodec) -> list[list[int]]:
+    """The prompts of the held-out problems as token ids."""
+    texts = [problem("held-out", index).question for index in range(PROBLEMS)]
+    if codec.has_chat_template:
+        texts = [codec.apply_chat_template(text) for text in texts]
+    return [codec.encode(text) for text in texts]
+
+
+def tiny_reference(folder: Path) -> None:
+    """tiny-llada's float16 weights, the held-out prompts and ONNX Runtime's traces."""
+    with tempfile.TemporaryDirectory() as temporary:
+        bundle = Path(temporary) / "bundle"
+        export_bundle(str(CHECKPOINT), bundle, ExportOptions(dtype="float16", validate="off"))
+        manifest = load_manifest(bundle, "bundle")
+        codec = TextCodec.load(bundle)
+        if codec is None:
+            raise RuntimeError("tiny-llada has lost its tokenizer")
+        prompts = held_out(codec)
+        data = manifest.path(WEIGHTS_FILE).read_bytes()
+        start = plan_layout(parameter_shapes(manifest.model), "float16").data_start
+        (folder / "weights.float16").write_bytes(data[start:])
+        (folder / "prompts.json").write_text(json.dumps(prompts))
+        out = Path(temporary) / "engine"
+        build_engine(bundle, out, BuildOptions(engine="onnxruntime", threads=1))
+        with load_engine(load_manifest(out, "engine")) as engine:
+            for block in BLOCKS:
+                trace = traces.generate_traced(engine, prompts, decoding(block), BATCH)
+                traces.save(folder / f"onnxruntime.bk{block}.npz", trace)
+
+
+def tiny_graphs(folder: Path, dtype: Dtype) -> None:
+    """tiny-llada's graphs in `dtype` at every block length."""
+    config = replace(Checkpoint.open(CHECKPOINT).config, dtype=dtype)
+    profiles = {f"bk{block}": f"B={BATCH},N={TINY_LENGTH},Bk={block}" for block in BLOCKS}
+    lowered_graphs(config, dtype, profiles, folder)
+
+
+def llada_8b(folder: Path, layers: int) -> None:
+    """Graphs of LLaDA-8B's shape in float16 at every length."""
+    config = replace(shallow(layers), dtype="float16")
+    profiles = {f"n{length}": f"B=1,N={length},Bk=32" for length in LENGTHS}
+    lowered_graphs(config, "float16", profiles, folder)
+
+
+def lowered_graphs(
+    config: ModelConfig, dtype: Dtype, profiles: Mapping[str, str], folder: Path
+) -> None:
+    """The lowered graphs at each profile, by name, and the layout of their weights."""
+    shapes = parameter_shapes(config)
+    layout = plan_layout(shapes, dtype)
+    locations = {
+        name: WeightLocation(
+            file=WEIGHTS_FILE,
+            offset=layout.offsets[name],
+            nbytes=DTYPE_BYTES[dtype] * prod(shape),
+            dtype=_ONNX[dtype],
+            shape=shape,
+        )
+        for name, shape in shapes.items()
+    }
+    for graph in GRAPHS:
+        model = capture_graph(config, graph, dtype, OPSET, locations)
+        path = folder / "symbolic.onnx"
+        ir.save(model, path)
+        for name, text in profiles.items():
+            profile = fixed_profile((text,), config.max_length)
+            sizes = {symbol: value.tuned for symbol, value in profile.ranges.items()}
+            target = folder / name
+            target.mkdir(exist_ok=True)
+            lower_model(ir.load(path), SM, sizes).write(target / f"{graph}.onnx")
+            _write_facts(target, config, dtype, profile)
+        path.unlink()
+    (folder / "weights.header").write_bytes(layout.header)
+    facts = {"offsets": layout.offsets, "size": layout.size, "shapes": shapes}
+    (folder / "weights.json").write_text(json.dumps(facts))
+
+
+def _write_facts(folder: Path, model: ModelConfig, dtype: Dtype, profile: Profile) -> None:
+    contract = {name: graph_specs(model, dtype)[name] for name in GRAPHS}
+    facts = {
+        "model": model.to_json(),
+        "dtype": dtype,
+        "profile": profile.to_json(),
+        "contract": contract_to_json(contract),
+    }
+    (folder / FACTS).write_text(json.dumps(facts))

@@ -1,0 +1,114 @@
+"""Writes an engine directory with TensorRT 8.5 from lowered graphs; needs no ONNX package."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lacache_trt.contract import GraphSpec
+from lacache_trt.contract_json import contract_to_json
+from lacache_trt.engines.padding import LISTED_IDS
+from lacache_trt.engines.tensorrt.bindings import TENSORRT
+from lacache_trt.engines.tensorrt.inspection import layers_json
+from lacache_trt.engines.tensorrt.layout import layers_file, plan_file
+from lacache_trt.engines.tensorrt.legacy_api import LEGACY
+from lacache_trt.engines.tensorrt.legacy_build import LegacyTarget, build_legacy_plan
+from lacache_trt.engines.tensorrt.legacy_graph import LoweredGraph
+from lacache_trt.engines.tensorrt.profiles import Profile, Range, default_ranges, parse_profiles
+from lacache_trt.errors import InvalidRequestError
+from lacache_trt.gpus import find_gpus
+from lacache_trt.plugins.abi import abi_text
+from lacache_trt.progress import Progress
+
+_DEFAULTS = {"S": LISTED_IDS, "E": LISTED_IDS, "R": 0}
+
+
+@dataclass(frozen=True)
+class LegacyModel:
+    """Lowered graphs and what the manifest says of them.
+
+    Attributes:
+        graphs: `fill` and `reuse`.
+        contract: of the same, as the exporter wrote it.
+        dtype: of the activations.
+        profile: the one value of every symbol.
+        weights: folder of the weights file that the graphs refer to.
+    """
+
+    graphs: Mapping[str, LoweredGraph]
+    contract: Mapping[str, GraphSpec]
+    dtype: str
+    profile: Profile
+    weights: Path
+
+
+def fixed_profile(texts: Sequence[str], max_length: int) -> Profile:
+    """The sizes of a legacy build: those of `--profile`, else those that TensorRT would tune for.
+
+    Raises:
+        InvalidRequestError: several profiles, or a range of sizes.
+        CapacityError: a length is beyond what the model was made for.
+    """
+    if len(texts) > 1:
+        raise InvalidRequestError(
+            "a TensorRT 8.5 engine has one profile",
+            got=", ".join(texts),
+            fix="build one engine directory for each",
+        )
+    defaults = default_ranges(max_length)
+    ranges = dict(parse_profiles(texts, max_length)[0].ranges)
+    for name, size in ranges.items():
+        if size == defaults[name]:
+            value = _DEFAULTS.get(name, size.tuned)
+            ranges[name] = Range(value, value, value)
+        elif size.low != size.high:
+            raise InvalidRequestError(
+                "a TensorRT 8.5 engine has fixed sizes",
+                got=f"{name}={size}",
+                expected=f"one value, as {name}={size.tuned}",
+            )
+    return Profile(ranges)
+
+
+def write_plans(
+    target: LegacyTarget, model: LegacyModel, directory: Path, progress: Progress
+) -> dict[str, Any]:
+    """Build every graph into `directory`; returns the engine part of the manifest.
+
+    Raises:
+        EngineError, VerificationError: see `build_legacy_plan`.
+    """
+    sizes = {name: size.tuned for name, size in model.profile.ranges.items()}
+    seconds: dict[str, float] = {}
+    for name, graph in model.graphs.items():
+        progress.start(f"{name}: TensorRT {LEGACY}")
+        started = time.monotonic()
+        path, spec = model.weights / f"{name}.onnx", model.contract[name]
+        plan = build_legacy_plan(target, graph, path, spec, sizes)
+        seconds[name] = round(time.monotonic() - started, 3)
+        (directory / plan_file(name)).write_bytes(plan)
+        layers = layers_json(target.trt, plan)
+        if layers is not None:
+            (directory / layers_file(name)).write_text(layers, encoding="utf-8")
+    return {**_body(target, model), "build_seconds": seconds}
+
+
+def _body(target: LegacyTarget, model: LegacyModel) -> dict[str, Any]:
+    gpus = find_gpus()
+    return {
+        "engine": TENSORRT,
+        "device": f"sm_{gpus.devices[0].sm}" if gpus.devices else None,
+        "dtype": model.dtype,
+        "sm": gpus.devices[0].sm if gpus.devices else None,
+        "tensorrt": str(target.trt.__version__),
+        "cuda": gpus.cuda,
+        "plugin_abi": abi_text(),
+        "weights": "embedded",
+        "profiles": [model.profile.to_json()],
+        "shared_weights": {},
+        "absent": {name: list(graph.absent) for name, graph in model.graphs.items()},
+        "contract": contract_to_json({name: model.contract[name] for name in model.graphs}),
+    }
