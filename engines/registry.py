@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 from lacache_trt.errors import MissingDependencyError
@@ -26,6 +27,7 @@ class EngineEntry:
         needs_gpu: it runs on an NVIDIA GPU only.
         sms: the compute capabilities that it supports; empty for all.
         cross_builds: it can build for a GPU that is not there, if `--sm` names it.
+        oldest: first version that the builder knows how to use; empty for all.
     """
 
     name: str
@@ -38,6 +40,7 @@ class EngineEntry:
     needs_gpu: bool = False
     sms: tuple[int, ...] = ()
     cross_builds: bool = False
+    oldest: tuple[int, ...] = ()
 
     def missing(self) -> tuple[str, ...]:
         """Packages that building and loading need and that are not installed."""
@@ -59,6 +62,27 @@ class EngineEntry:
             return f"{self.name} does not support sm_{found[0]} ({report.devices[0].name})"
         return None
 
+    def load_problem(self) -> str | None:
+        """Why the first of its packages, which is installed, does not load, or None if it does."""
+        name = next(name for name in self.requires[0] if _installed(name))
+        try:
+            import_module(name)
+        except (ImportError, OSError) as error:
+            return f"{name} is installed but does not load: {error}"
+        return None
+
+    def version(self) -> str:
+        """Version of its first package, which loads."""
+        name = next(name for name in self.requires[0] if _installed(name))
+        return str(import_module(name).__version__)
+
+    def age_problem(self, version: str) -> str | None:
+        """Why a version of its first package cannot be used, or None if it can."""
+        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+        if numbers >= self.oldest:
+            return None
+        return f"{self.name} {version} is older than {'.'.join(map(str, self.oldest))}"
+
 
 _CUDA_PYTHON = (("pycuda",), ("cuda.bindings",))
 _INSTALL_CUDA_PYTHON = "pip install pycuda cuda-bindings"
@@ -72,6 +96,7 @@ _ENTRIES = (
         runs_with=_CUDA_PYTHON,
         install_runtime=_INSTALL_CUDA_PYTHON,
         needs_gpu=True,
+        oldest=(10, 15),
     ),
     EngineEntry(
         name="tensorrt-rtx",
@@ -114,9 +139,17 @@ def resolve(name: str) -> EngineEntry:
     entry = ENGINES[name]
     missing = entry.missing()
     if missing:
+        lacking = f"missing {', '.join(missing)}"
+        no_gpu = None if entry.cross_builds else entry.gpu_problem()
+        if no_gpu is not None:
+            raise MissingDependencyError(
+                f"the {name} engine needs an NVIDIA GPU and packages that are not installed",
+                got=f"{no_gpu}; {lacking}",
+                fix=f"on a machine with a GPU: {entry.install}; here choose {_choices(name)}",
+            )
         raise MissingDependencyError(
             f"the {name} engine needs packages that are not installed",
-            got=f"missing {', '.join(missing)}",
+            got=lacking,
             fix=f"{entry.install}, or choose {_choices(name)}",
         )
     return entry
@@ -136,9 +169,12 @@ def resolve_for_build(name: str, sm: int | None = None) -> EngineEntry:
     if name == AUTO:
         return _automatic(sm)
     entry = resolve(name)
+    if name not in TENSORRT_ENGINES:
+        return entry
+    _require_loads(entry)
     if sm is not None and entry.cross_builds:
         return entry
-    problem = entry.gpu_problem() if name in TENSORRT_ENGINES else None
+    problem = entry.gpu_problem()
     if problem is not None:
         raise MissingDependencyError(
             f"the {name} engine cannot be built for this machine",
@@ -151,12 +187,22 @@ def resolve_for_build(name: str, sm: int | None = None) -> EngineEntry:
     return entry
 
 
+def _require_loads(entry: EngineEntry) -> None:
+    problem = entry.load_problem()
+    if problem is not None:
+        raise MissingDependencyError(
+            f"the {entry.name} engine cannot be used here",
+            got=problem,
+            fix=f"reinstall it together with its libraries: {entry.install}; "
+            f"or choose {_choices(entry.name)}",
+        )
+
+
 def _automatic(sm: int | None) -> EngineEntry:
     problems = []
     for name in TENSORRT_ENGINES:
         entry = ENGINES[name]
-        missing = entry.missing()
-        problem = f"{missing[0]} is not installed" if missing else entry.gpu_problem()
+        problem = _problem(entry)
         if problem is None:
             return entry
         problems.append(f"{name}: {problem}")
@@ -166,6 +212,14 @@ def _automatic(sm: int | None) -> EngineEntry:
         got="; ".join(problems),
         fix=f"{ENGINES['tensorrt'].install}, or choose {named}, {_choices(*TENSORRT_ENGINES)}",
     )
+
+
+def _problem(entry: EngineEntry) -> str | None:
+    """Why nothing can be built with one of the TensorRT engines for this machine, or None."""
+    missing = entry.missing()
+    if missing:
+        return f"{missing[0]} is not installed"
+    return entry.gpu_problem() or entry.load_problem() or entry.age_problem(entry.version())
 
 
 def _choices(*without: str) -> str:

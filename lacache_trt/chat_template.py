@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -20,6 +21,10 @@ MAX_TEMPLATE_CHARACTERS = 256 * 2**10
 MAX_OUTPUT_CHARACTERS = 4 * 2**20
 _MAX_EXPONENT = 64
 _MAX_BITS = 4096
+# Loop rounds, calls, operators and filters of one rendering, each by the size of its values.
+_MAX_WORK = 200_000
+_WORK_CHARACTERS = 256
+_ROUNDS = "counted_rounds"
 _DIGITS = re.compile(r"[0-9]+")
 # What opens an assistant's turn, by the marker that tells that a template writes such turns.
 _ASSISTANT_HEADERS = {
@@ -106,8 +111,38 @@ class _RefusedError(Exception):
     """Raised by a template's own `raise_exception`."""
 
 
+class _Work:
+    """What a rendering has done so far; loops that print nothing must end too."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def add(self, *values: Any) -> None:
+        """Count one piece of work on these values."""
+        self._done += 1 + sum(map(_length, values)) // _WORK_CHARACTERS
+        if self._done > _MAX_WORK:
+            raise SecurityError("too much work for a chat template")
+
+    def rounds(self, items: Any) -> Iterator[Any]:
+        """The items of a loop, each counted."""
+        for item in items:
+            self.add()
+            yield item
+
+
+_work: ContextVar[_Work] = ContextVar("chat_template_work")
+
+
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which one operator cannot build a value of any size."""
+    """The sandbox, in which no operator builds a value of any size and no work goes on forever."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """The template with every loop over counted items."""
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _ROUNDS, [], [], None, None)
+        tree.set_environment(self)
+        return tree
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -125,11 +160,14 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             too_large = sum(sizes) > MAX_OUTPUT_CHARACTERS
         if too_large:
             raise SecurityError("value too large")
-        return super().call_binop(context, operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        _work.get().add(result)
+        return result
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         subject = getattr(function, "__self__", None)
         name = getattr(function, "__name__", "")
+        _work.get().add(subject, *args, *kwargs.values())
         _refuse_large_result(name, (subject, *args, *kwargs.values()))
         return super().call(context, function, *args, **kwargs)
 
@@ -142,6 +180,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _to_json
     for name, function in environment.filters.items():
         environment.filters[name] = _bounded_filter(name, function)
+    environment.filters[_ROUNDS] = lambda items: _work.get().rounds(items)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -150,6 +189,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _bounded_text(template: Template, variables: Mapping[str, Any]) -> str:
     parts: list[str] = []
     size = 0
+    _work.set(_Work())
     for part in template.generate(variables):
         size += len(part)
         if size > MAX_OUTPUT_CHARACTERS:
@@ -164,7 +204,9 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     @wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         _refuse_large_result(name, (*args, *kwargs.values()))
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        _work.get().add(*args, result)
+        return result
 
     return bounded
 

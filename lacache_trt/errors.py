@@ -70,6 +70,10 @@ class NumericalError(EngineError):
     """The model produced NaN or infinite logits."""
 
 
+class QuantisationError(LaCacheError):
+    """A model cannot be quantised as asked, or quantised data are broken."""
+
+
 class InvalidRequestError(LaCacheError, ValueError):
     """A prompt or a generation setting is not valid. Also a `ValueError`."""
 

@@ -10,6 +10,7 @@ from lacache_trt.artifacts import MANIFEST_NAME, Hashes, Manifest, load_manifest
 from lacache_trt.contract_json import contract_to_json
 from lacache_trt.errors import ArtifactError
 from lacache_trt.model.config import DTYPE_BYTES, Dtype, ModelConfig, parameter_shapes
+from lacache_trt.model.fp8 import fp8_linears
 from lacache_trt.progress import Progress
 from lacache_trt.strict_json import read_object
 
@@ -30,6 +31,9 @@ _RECORDED = (
     "plugin_abi",
     "weights",
     "profiles",
+    "fp8",
+    "gemms",
+    "fp8_gemms",
 )
 
 
@@ -100,6 +104,7 @@ def describe_cuts(config: ModelConfig) -> dict[str, str]:
 
 def _describe_artifact(manifest: Manifest, hashes: Hashes) -> dict[str, object]:
     dtype = _dtype(manifest)
+    fp8_linears(manifest.body, manifest.model)  # refuses a malformed section
     recorded = {name: manifest.body[name] for name in _RECORDED if name in manifest.body}
     return {
         "path": str(manifest.directory),

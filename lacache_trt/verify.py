@@ -5,7 +5,10 @@
 3. `fill` and `reuse` against the plain graph, per output: largest difference, in units of the
    largest value and in float32 ulps of it. The plain graph is the engine's own or, with a bundle,
    that of an ONNX Runtime engine built from it.
-4. Whole generations, exact caches against none: token agreement.
+4. Where the engine has them, `reuse_kv` against `reuse`, and a window of unchanged tokens against
+   it (`verify_window`).
+5. Whole generations, exact caches against none, from random prompts and, where the engine has a
+   tokenizer, from real ones (`verify_generation`).
 A differing token is excused, and counted, where the reference's best two probabilities are closer
 than the bound; more than 0.1% of them fails.
 """
@@ -14,12 +17,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,62 +30,33 @@ from lacache_trt.engines.base import Canvas, Engine, Int, Sampling, StepOutputs
 from lacache_trt.engines.builder import build_engine, load_engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.errors import InvalidRequestError
-from lacache_trt.generation import GenerationConfig, GenerationResult
+from lacache_trt.generation import GenerationConfig
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.progress import Progress, SilentProgress
-from lacache_trt.runtime import Runtime
+from lacache_trt.text import TextCodec
+from lacache_trt.verify_generation import (
+    EXCUSED_FRACTION,
+    generations_agree,
+    greedy,
+    settings_for,
+)
+from lacache_trt.verify_report import Check, VerifyReport
+from lacache_trt.verify_sizes import Sizes
+from lacache_trt.verify_window import window_checks
+
+Batch = tuple[Canvas, Int, Sampling]
 
 # max|a - b| / max|b| of every output, by the engine's dtype.
 BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-EXCUSED_FRACTION = 1e-3
 _ULP = float(np.finfo(np.float32).eps)
 _PROMPTS = (5, 12, 31)
-_BLOCKS = (4, 8, 32)
+_BLOCK_OF_ROW = (0, 1, 3)
+_QUESTIONS = (
+    "What is 12 + 30?",
+    "Why is the sky blue? Answer in one sentence.",
+    "A baker has 24 rolls and sells 15 of them. How many are left?",
+)
 _OUTPUTS = ("confidence", "margin", "neg_entropy")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison: its name, whether it held, and the figures behind it."""
-
-    name: str
-    passed: bool
-    figures: dict[str, float]
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """What was checked on which engine."""
-
-    engine: str
-    device: str
-    dtype: str
-    reference: str
-    bound: float
-    checks: tuple[Check, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Every check held."""
-        return all(check.passed for check in self.checks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain types, `passed` included."""
-        return {"passed": self.passed, **asdict(self)}
-
-    def to_markdown(self) -> str:
-        """A table to paste into a report."""
-        lines = [
-            f"**{'passed' if self.passed else 'FAILED'}**: {self.engine} engine on {self.device}, "
-            f"{self.dtype}, against {self.reference}, bound {self.bound:g}",
-            "",
-            "| check | held | figures |",
-            "|---|---|---|",
-        ]
-        for check in self.checks:
-            figures = ", ".join(f"{name} {value:.3g}" for name, value in check.figures.items())
-            lines.append(f"| {check.name} | {'yes' if check.passed else 'NO'} | {figures} |")
-        return "\n".join(lines) + "\n"
 
 
 def verify_engine(
@@ -115,13 +87,17 @@ def verify_engine(
                 f"the {engine.name} engine has no plain graph to compare with",
                 fix="add --bundle BUNDLE",
             )
-        bound = BOUNDS[dtype]
-        progress.start("verify", total=3)
-        checks = [_repeatable(engine)]
+        bound, sizes = BOUNDS[dtype], Sizes.of(manifest)
+        progress.start("verify", total=4)
+        batches = [random_batch(engine.config, sizes, width) for width in sizes.widths]
+        checks = [_repeatable(engine, batches)]
         progress.advance()
-        checks += _outputs_agree(engine, reference, bound)
+        checks += _outputs_agree(engine, reference, batches, bound)
         progress.advance()
-        checks.append(_generations_agree(engine, reference))
+        checks += window_checks(engine, batches, bound)
+        progress.advance()
+        codec = TextCodec.load(manifest.directory)
+        checks += _generations(engine, reference, codec, sizes, bound)
         progress.advance()
         result = VerifyReport(engine.name, engine.device, dtype, name, bound, tuple(checks))
     if report is not None:
@@ -141,30 +117,28 @@ def _reference_engine(bundle: Path, progress: Progress) -> Iterator[Engine]:
             yield engine
 
 
-def _random_batch(model: ModelConfig, seed: int, width: int) -> tuple[Canvas, Int, Sampling]:
-    """Three rows of different lengths, at different blocks, partly decoded."""
-    generator = np.random.default_rng(seed)
-    gen_length = 4 * width
-    prompts = [tuple(_random_tokens(model, generator, length)) for length in _PROMPTS]
+def random_batch(model: ModelConfig, sizes: Sizes, width: int) -> Batch:
+    """Rows of different lengths, at different blocks, partly decoded."""
+    generator = np.random.default_rng(width)
+    gen_length = width * sizes.blocks(width)
+    prompts = _random_prompts(model, generator, sizes, width)
     canvas = rows.pad_left(prompts, gen_length, model)
     config = GenerationConfig(gen_length=gen_length, block_length=width, steps=gen_length)
-    blocks = np.array([0, 1, 3], np.int32)
+    wanted = islice(cycle(_BLOCK_OF_ROW), sizes.rows)
+    blocks = np.minimum(np.fromiter(wanted, np.int32), sizes.blocks(width) - 1)
     columns = rows.columns_of_blocks(blocks, canvas.tokens.shape[1], config)
     for row, block in enumerate(blocks):
         done = slice(canvas.tokens.shape[1] - gen_length, columns[row, 0] + width // 2)
         count = width * int(block) + width // 2
         canvas.tokens[row, done] = _random_tokens(model, generator, count)
-    count = len(prompts)
-    sampling = Sampling(
-        temperature=np.zeros(count, np.float32),
-        seed=np.zeros(count, np.int32),
-        step=np.zeros(count, np.int32),
-        guide_row=np.arange(count, dtype=np.int32),
-        cfg_scale=np.zeros(count, np.float32),
-        suppress_ids=rows.id_rows((model.mask_id,), count),
-        confidence_exclude_ids=rows.id_rows((), count),
-    )
-    return canvas, columns, sampling
+    return canvas, columns, greedy(model, sizes.rows)
+
+
+def _random_prompts(
+    model: ModelConfig, generator: np.random.Generator, sizes: Sizes, width: int
+) -> list[tuple[int, ...]]:
+    lengths = [sizes.prompt_length(each, width) for each in islice(cycle(_PROMPTS), sizes.rows)]
+    return [tuple(_random_tokens(model, generator, length)) for length in lengths]
 
 
 def _random_tokens(model: ModelConfig, generator: np.random.Generator, count: int) -> list[int]:
@@ -181,10 +155,9 @@ def _reuse(engine: Engine, canvas: Canvas, columns: Int, sampling: Sampling) -> 
         session.close()
 
 
-def _repeatable(engine: Engine) -> Check:
+def _repeatable(engine: Engine, batches: Sequence[Batch]) -> Check:
     differing = 0
-    for width in _BLOCKS:
-        canvas, columns, sampling = _random_batch(engine.config, width, width)
+    for canvas, columns, sampling in batches:
         first = _reuse(engine, canvas, columns, sampling)
         second = _reuse(engine, canvas, columns, sampling)
         for name in ("token", *_OUTPUTS):
@@ -193,11 +166,12 @@ def _repeatable(engine: Engine) -> Check:
     return Check("reuse is bitwise repeatable", differing == 0, {"differing": differing})
 
 
-def _outputs_agree(engine: Engine, reference: Engine, bound: float) -> list[Check]:
+def _outputs_agree(
+    engine: Engine, reference: Engine, batches: Sequence[Batch], bound: float
+) -> list[Check]:
     worst = dict.fromkeys(_OUTPUTS, 0.0)
     differing = excused = total = 0
-    for width in _BLOCKS:
-        canvas, columns, sampling = _random_batch(engine.config, width, width)
+    for canvas, columns, sampling in batches:
         got = _reuse(engine, canvas, columns, sampling)
         session = reference.session()
         expected = session.plain(canvas, columns, sampling)
@@ -223,42 +197,34 @@ def _outputs_agree(engine: Engine, reference: Engine, bound: float) -> list[Chec
     return [*checks, Check("tokens of reuse against plain", held, figures)]
 
 
-def _generations_agree(engine: Engine, reference: Engine) -> Check:
-    """Greedy generations with exact caches against none, as token fractions and ms per step."""
-    model = engine.config
-    generator = np.random.default_rng(0)
-    prompts = [_random_tokens(model, generator, length) for length in _PROMPTS]
-    config = GenerationConfig(gen_length=32, block_length=8, steps=32, stop_at_eos=False)
-    exact, exact_ms = _timed_generation(Runtime(engine), prompts, config)
-    plain_config = GenerationConfig(
-        gen_length=32, block_length=8, steps=32, stop_at_eos=False, cache="none"
-    )
-    plain, plain_ms = _timed_generation(Runtime(reference), prompts, plain_config)
-    pairs = [
-        (a, b)
-        for left, right in zip(exact, plain, strict=True)
-        for a, b in zip(left.tokens, right.tokens, strict=True)
+def _generations(
+    engine: Engine, reference: Engine, codec: TextCodec | None, sizes: Sizes, bound: float
+) -> list[Check]:
+    """From random prompts and, with a tokenizer, from real ones that fit."""
+    width = 8 if 8 in sizes.widths else sizes.widths[0]
+    config = settings_for(width, sizes.blocks(width))
+    prompts = _random_prompts(engine.config, np.random.default_rng(0), sizes, width)
+    batches = {"random": prompts}
+    longest = sizes.columns - config.gen_length
+    real = [each for each in _real_prompts(codec) if len(each) <= longest]
+    if real:
+        batches["real"] = list(islice(cycle(real), sizes.rows))
+    return [
+        generations_agree(
+            f"generations from {kind} prompts, exact caches against none",
+            engine,
+            reference,
+            batch,
+            config,
+            bound,
+        )
+        for kind, batch in batches.items()
     ]
-    equal = sum(a == b for a, b in pairs) / len(pairs)
-    # One near tie changes everything after it, so whole rows count, not single tokens.
-    whole = sum(left.tokens == right.tokens for left, right in zip(exact, plain, strict=True))
-    figures = {
-        "equal_tokens": equal,
-        "equal_rows": whole,
-        "rows": len(prompts),
-        "exact_ms_per_step": exact_ms,
-        "reference_ms_per_step": plain_ms,
-    }
-    return Check("generations with exact caches against none", whole == len(prompts), figures)
 
 
-def _timed_generation(
-    runtime: Runtime, prompts: list[list[int]], config: GenerationConfig
-) -> tuple[list[GenerationResult], float]:
-    runtime.generate(prompts, config)
-    started = time.perf_counter()
-    results = runtime.generate(prompts, config)
-    seconds = time.perf_counter() - started
-    if not isinstance(results, list):
-        raise InvalidRequestError("a batch gave a single result", got=type(results).__name__)
-    return results, seconds * 1e3 / max(result.forwards for result in results)
+def _real_prompts(codec: TextCodec | None) -> list[tuple[int, ...]]:
+    if codec is None:
+        return []
+    templated = codec.has_chat_template
+    asked = [codec.apply_chat_template(each) if templated else each for each in _QUESTIONS]
+    return [tuple(codec.encode(question)) for question in asked]

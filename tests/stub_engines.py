@@ -32,6 +32,7 @@ class StubEngine:
         self.delay_s = delay_s
         self.change = change or (lambda outputs: outputs)
         self.fills = self.steps = self.opened = self.closed_sessions = 0
+        self.padded_windows = 0
 
     def session(self) -> StubSession:
         """A counted session."""
@@ -70,6 +71,25 @@ class StubSession:
     ) -> StepOutputs:
         """Count, delay, delegate and change."""
         return self._step(self._inner.reuse(block_tokens, sampling, logit_columns))
+
+    def reuse_kv(
+        self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
+    ) -> StepOutputs:
+        """Count, delay, delegate and change."""
+        return self._step(self._inner.reuse_kv(block_tokens, sampling, logit_columns))
+
+    def window(
+        self,
+        window_tokens: Int,
+        window_columns: Int,
+        block_columns: Int,
+        sampling: Sampling,
+        logit_columns: Int | None = None,
+    ) -> StepOutputs:
+        """Count, delay, delegate and change; notes windows with pads."""
+        self._engine.padded_windows += int((window_columns < 0).any())
+        window = (window_tokens, window_columns, block_columns)
+        return self._step(self._inner.window(*window, sampling, logit_columns))
 
     def plain(
         self,

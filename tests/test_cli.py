@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 import lacache_trt
 from lacache_trt.cli.main import app
+from lacache_trt.engines.base import Capabilities
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.errors import NumericalError
@@ -50,7 +51,12 @@ class FakeRuntime:
     calls: list[tuple[list[Any], GenerationConfig, bool]] = field(default_factory=list)
     codec: None = None
     engine: Any = field(
-        default_factory=lambda: SimpleNamespace(config=MODEL, name="fake", device="cpu")
+        default_factory=lambda: SimpleNamespace(
+            config=MODEL,
+            name="fake",
+            device="cpu",
+            capabilities=Capabilities(frozenset({"none", "exact"}), logits=True),
+        )
     )
     error: BaseException | None = None
 

@@ -88,7 +88,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     folder = tmp_path_factory.mktemp("built")
     make_llada(folder / "model", hidden=128, heads=2, kv_heads=1, ffn=192, seed=3, dtype="float16")
-    export_bundle(str(folder / "model"), folder / "bundle", ExportOptions(validate="off"))
+    export_bundle(
+        str(folder / "model"), folder / "bundle", ExportOptions(validate="off", cache="exact")
+    )
     build_engine(folder / "bundle", folder / "cuda", BuildOptions(engine="cuda"))
     return {name: folder / name for name in ("bundle", "cuda")}
 
@@ -156,7 +158,7 @@ def test_tiny_llada_equals_onnxruntime(tmp_path: Path) -> None:
     from lacache_trt.export.options import ExportOptions
 
     bundle = tmp_path / "bundle"
-    export_bundle(str(TINY), bundle, ExportOptions(dtype="bfloat16", validate="off"))
+    export_bundle(str(TINY), bundle, ExportOptions(dtype="bfloat16", validate="off", cache="exact"))
     prompts = [problem("held-out", index).question for index in range(16)]
     build_engine(bundle, tmp_path / "cuda", BuildOptions(engine="cuda"))
     with Runtime.load(tmp_path / "cuda") as loaded:

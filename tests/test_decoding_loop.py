@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from reference_decoding import Ids, Options, Trace, decode
 from toy_runtime import MODEL, ToyModel, generate
 
-from lacache_trt.decoding.registry import POLICIES
 from lacache_trt.generation import GenerationConfig
 
 # Float32 confidences of the toy engine differ from the loop's by a few roundings.
 NEAR_TIE = 2e-6
+# The policies of the two reference loops; the accelerators' are in test_accelerators.py.
+POLICIES = ("schedule", "origin", "maskgit_plus", "topk_margin", "entropy")
 IDS = Ids(mask=MODEL.mask_id, ends=MODEL.eos_ids)
 FULL: dict[str, Any] = {"gen_length": 12, "block_length": 4, "steps": 9, "stop_at_eos": False}
 

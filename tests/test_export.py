@@ -21,7 +21,8 @@ from lacache_trt.model.config import parameter_shapes
 from lacache_trt.model.safetensors_file import read_safetensors_header
 from lacache_trt.runtime import Runtime
 
-GRAPHS = ("fill", "reuse", "plain")
+GRAPHS = ("fill", "reuse", "plain", "reuse-kv", "window")
+WINDOW = 12
 DTYPES = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.FLOAT16: "float16",
@@ -148,7 +149,8 @@ def test_a_bundle_holds_the_weights_once(model_name: str, models: Any) -> None:
     first = {"embed.weight", "layers.0.attn_norm.weight", "layers.0.qkv.weight"}
     biases = {"layers.0.qkv.bias"} if manifest.model.qkv_bias else set()
     assert used["fill"] == first | biases
-    assert used["reuse"] == set(shapes)
+    for graph in ("reuse", "reuse-kv", "window"):
+        assert used[graph] == set(shapes)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -159,6 +161,8 @@ def test_nodes_and_functions_of_the_domain(model_name: str, models: Any, graph: 
         "fill": {"AttentionFill": 1},
         "reuse": {"AttentionReuse": 1, "Attention": layers - 1, "SampleBlock": 1},
         "plain": {"Attention": layers, "SampleBlock": 1},
+        "reuse-kv": {"AttentionReuse": 1, "Attention": layers - 1, "SampleBlock": 1},
+        "window": {"AttentionWindow": layers, "SampleBlock": 1},
     }[graph]
     expected = {name: count for name, count in expected.items() if count}
     model = load_graph(built.bundle, graph)
@@ -222,19 +226,20 @@ def test_no_weight_is_cast_or_copied(model_name: str, models: Any, graph: str) -
     assert multiplied == matrices - {"embed.weight"}
 
 
-@pytest.mark.parametrize("graph", ["reuse", "plain"])
+@pytest.mark.parametrize("graph", ["reuse", "plain", "reuse-kv", "window"])
 def test_the_last_layer_runs_only_the_rows_that_are_read(
     float32_model: Built, graph: str, scratch: Path
 ) -> None:
-    """Attention, output projection, FFN and head of the last layer see Bk + R rows, not N."""
+    """Attention, output projection, FFN and head of the last layer see Bk + R rows, not all."""
     rows, length, width, extra = 2, 31, 5, 3
+    every = WINDOW if graph == "window" else length
     manifest = load_manifest(float32_model.bundle)
     outputs = probe_shapes(float32_model.bundle, graph, scratch, (rows, length, width, extra))
     layers, read = manifest.model.num_layers, (rows, width + extra)
-    first = 0 if graph == "plain" else 1
-    attention = [shape[:2] for name, shape in outputs if name == "Attention"]
+    first = 0 if graph in ("plain", "window") else 1
+    attention = [shape[:2] for name, shape in outputs if name in ("Attention", "AttentionWindow")]
     assert attention == [
-        read if layer == layers - 1 and layer > 0 else (rows, length)
+        read if layer == layers - 1 and layer > 0 else (rows, every)
         for layer in range(first, layers)
     ]
     products = {name: shape[:2] for name, shape in outputs if name.endswith(".weight")}
@@ -243,9 +248,9 @@ def test_the_last_layer_runs_only_the_rows_that_are_read(
     if layers > 1:
         cut = ("q", "attn_out", "gate_up", "down")
         assert {products[f"{last}{name}.weight"] for name in cut} == {read}
-        assert products[last + "kv.weight"] == (rows, length)
-        assert products["layers.0.down.weight"] == (rows, length)
-    elif graph == "reuse":
+        assert products[last + "kv.weight"] == (rows, every)
+        assert products["layers.0.down.weight"] == (rows, every)
+    elif graph.startswith("reuse"):
         assert products[last + "down.weight"] == read
         assert products[last + "qkv.weight"] == (rows, width)
 
@@ -258,7 +263,7 @@ def probe_shapes(
     weights = {t.name for t in model.graph.initializer}
     probes = []
     for node in model.graph.node:
-        if node.op_type == "Attention":
+        if node.op_type in ("Attention", "AttentionWindow"):
             probes.append((node.op_type, node.output[0]))
         elif node.op_type == "MatMul" and node.input[1] in weights:
             probes.append((node.input[1], node.output[0]))
@@ -275,13 +280,15 @@ def random_inputs(
 ) -> dict[str, NDArray[Any]]:
     """Zeros of the contract's shapes, with a sensible geometry."""
     rows, length, width, extra = sizes
-    symbols = {"B": rows, "N": length, "Bk": width, "R": extra, "S": 1, "E": 1}
+    symbols = {"B": rows, "N": length, "Bk": width, "W": WINDOW, "R": extra, "S": 1, "E": 1}
     inputs = {}
     for spec in load_manifest(bundle).contract[graph].inputs:
         shape = [symbols[dim] if isinstance(dim, str) else dim for dim in spec.shape]
         inputs[spec.name] = np.zeros(shape, spec.dtype)
     inputs["valid_to"][:] = length
     inputs["block_columns"][:] = 4 + np.arange(width)
+    if "window_columns" in inputs:
+        inputs["window_columns"][:] = 2 + np.arange(WINDOW)
     return inputs
 
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lacache_trt import GenerationConfig, LaCacheError
+from lacache_trt import GenerationConfig, LaCacheError, setting_ranges
 from lacache_trt.decoding.registry import POLICIES, POLICY_SETTINGS
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.generation import MAX_LENGTH
 
 HUGE = 10**5000
-INTEGERS = ("gen_length", "block_length", "steps", "top_k", "seed")
-NUMBERS = ("temperature", "cfg_scale", "top_p", "alg_temp", "eps", "deadline_s")
-FLAGS = ("stop_at_eos", "logits_eos_inf", "confidence_eos_eot_inf")
-NAMES = ("remasking", "policy", "cache")
+INTEGERS = (*setting_ranges.INTEGERS, "seed")
+NUMBERS = tuple(setting_ranges.NUMBERS)
+FLAGS = setting_ranges.FLAGS
+NAMES = ("remasking", "policy", "cache", "suffix", "confidence_dtype", "ties")
 NOT_INTEGERS: list[Any] = [True, 1.0, 32.5, "32", b"1", float("nan"), [1.0], {}, np.float32(1), 1j]
 NOT_NUMBERS: list[Any] = [True, "0.5", [0.5], (1,), {}, 1j, object(), np.array([0.5])]
 ABSURD: dict[str, list[Any]] = {
@@ -37,6 +37,14 @@ ABSURD: dict[str, list[Any]] = {
     "alg_temp": [-0.1, 1e9, float("nan")],
     "eps": [0, 1, -1, 2.0, float("nan")],
     "deadline_s": [0, -1, 1e9, float("inf"), float("nan")],
+    "threshold": [-0.1, 2.5, float("nan")],
+    "factor": [-1, 1e9],
+    "kl_history": [0, -1, 65, HUGE],
+    "answer_start": [-1, HUGE],
+    "refresh_every": [0, -1, HUGE],
+    "suffix_window": [0, HUGE],
+    "suffix_sigma": [-1, float("inf")],
+    "eos_truncation": [0, 1.5, float("nan")],
 }
 
 
@@ -175,9 +183,19 @@ def test_settings_that_a_policy_ignores_are_refused(policy: str, name: str) -> N
         "top_k": 4,
         "alg_temp": 0.1,
         "eps": 0.01,
+        "threshold": 0.5,
+        "factor": 2.0,
+        "kl_threshold": 0.1,
+        "kl_history": 3,
+        "neighbour_threshold": 0.5,
+        "neighbour_radius": 2,
+        "answer_start": 8,
+        "confidence_dtype": "float64",
+        "ties": "last",
     }
     if name in POLICIES[policy].settings:
-        GenerationConfig(policy=policy, **{name: changed[name]})
+        needed = {"answer_start": 0} if policy == "prophet" else {}
+        GenerationConfig(policy=policy, **{**needed, name: changed[name]})
     else:
         error = refusal(policy=policy, **{name: changed[name]})
         assert name in error.what

@@ -22,10 +22,14 @@ from lacache_trt.errors import EngineError
 from lacache_trt.plugins.attention import kernel as attention
 from lacache_trt.plugins.attention_fill import kernel as attention_fill
 from lacache_trt.plugins.attention_reuse import kernel as attention_reuse
+from lacache_trt.plugins.group_linear import kernel as group_linear
+from lacache_trt.plugins.group_quant import kernel as group_quant
 from lacache_trt.plugins.rms_norm import kernel as rms_norm
+from lacache_trt.plugins.rms_norm_quant import kernel as rms_norm_quant
 from lacache_trt.plugins.rope import kernel as rope
 from lacache_trt.plugins.sample_block import kernel as sample_block
 from lacache_trt.plugins.swiglu import kernel as swiglu
+from lacache_trt.plugins.swiglu_quant import kernel as swiglu_quant
 from lacache_trt.plugins.triton_support import (
     Compiled,
     Configuration,
@@ -52,6 +56,15 @@ SHIPPING: dict[str, Lister] = {
     "rope.d128": lambda dtype, _: rope.configurations(dtype, 128),
     "swiglu.llada": lambda dtype, _: swiglu.configurations(dtype, 12288),
     "swiglu.dream": lambda dtype, _: swiglu.configurations(dtype, 18944),
+    "rms_norm_quant.llada": lambda dtype, sm: rms_norm_quant.configurations(dtype, 4096, sm),
+    "rms_norm_quant.dream": lambda dtype, sm: rms_norm_quant.configurations(dtype, 3584, sm),
+    "group_quant.llada": lambda dtype, sm: group_quant.configurations(dtype, 4096, sm),
+    "swiglu_quant.llada": lambda dtype, sm: swiglu_quant.configurations(dtype, 12288, sm),
+    "swiglu_quant.dream": lambda dtype, sm: swiglu_quant.configurations(dtype, 18944, sm),
+    "group_linear": lambda dtype, sm: group_linear.configurations(dtype, sm),
+    "group_linear.add": lambda dtype, sm: [
+        each for each in group_linear.configurations(dtype, sm, add=True) if ".add." in each.name
+    ],
 }
 
 
@@ -89,6 +102,15 @@ def test_hopper_uses_its_matrix_units_and_wide_copies(name: str, compiled: Looku
         if "merge" not in result.name:
             assert "wgmma.mma_async" in result.ptx
             assert "cp.async.cg.shared.global" in result.ptx
+
+
+def test_linears_use_the_eight_bit_matrix_units(compiled: Lookup) -> None:
+    """Chains of one group: no promotion inside it, a fresh accumulator for each."""
+    for sm, instruction in ((90, "wgmma.mma_async"), (89, "mma.sync")):
+        for result in compiled("group_linear", torch.bfloat16, sm):
+            if "merge" not in result.name:
+                assert re.search(rf"{instruction}\S*e4m3\.e4m3", result.ptx)
+                assert "cp.async.cg.shared.global" in result.ptx
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "name", ["interpreted_attention", "interpreted_sampling", "interpreted_tokenwise"]
+    "name",
+    ["interpreted_attention", "interpreted_sampling", "interpreted_fp8", "interpreted_tokenwise"],
 )
 def test_interpreted(name: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from native_entry import NativeEntry, NativeFailure
-from plugin_cases import CASES, SIZES, OpCase, Sizes, case_id, every_case, packed
+from plugin_cases import (
+    CASES,
+    SIZES,
+    OpCase,
+    Sizes,
+    case_id,
+    every_case,
+    launch_arguments,
+    packed,
+)
 from plugin_payload import DTYPES, program_name
 from torch import Tensor
 
@@ -25,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 PAYLOAD = os.environ.get("LACACHE_TRT_TEST_PAYLOAD")
+POSITIVE = ("fa_sum", "temperature", "cfg_scale", "eps")
 Tensors = dict[str, Tensor]
 
 
@@ -70,7 +80,7 @@ def make_inputs(case: OpCase, program: PluginProgram, sizes: Sizes) -> Tensors:
             value = torch.randint(0, 60, shape, device="cuda", generator=generator)
         else:
             value = torch.randn(shape, device="cuda", generator=generator).abs()
-            value = value if rule.name in ("fa_sum", "temperature", "cfg_scale") else value - 0.8
+            value = value if rule.name in POSITIVE else value - 0.8
         tensors[rule.name] = value.to(rule.dtype).contiguous()
     return tensors
 
@@ -82,9 +92,8 @@ def make_outputs(case: OpCase, program: PluginProgram, sizes: Sizes) -> Tensors:
         rule.name: torch.full(
             [size.evaluate(shapes) for size in rule.shape],
             -7 if rule.dtype == torch.int32 else torch.nan,
-            dtype=rule.dtype,
             device="cuda",
-        )
+        ).to(rule.dtype)
         for rule in program.outputs
     }
     elements = max(1, program.workspace.evaluate(shapes) // 4)
@@ -126,9 +135,7 @@ def test_native_launch_equals_the_triton_launch(
     blob = program_bytes(case, dtype, sizes, gpu_sm())
     inputs = make_inputs(case, program, sizes)
     expected = make_outputs(case, program, sizes)
-    names = case.module.launch.__code__.co_varnames[: case.module.launch.__code__.co_argcount]
-    tensors = inputs | expected
-    case.module.launch(**{name: tensors[name] for name in names if name in tensors})
+    case.module.launch(**launch_arguments(case, inputs | expected))
 
     eager = make_outputs(case, program, sizes)
     native_launch(entry, blob, program, inputs, eager)()
@@ -142,7 +149,7 @@ def test_native_launch_equals_the_triton_launch(
         launch()
     for _ in range(2):
         for rule in program.outputs:
-            captured[rule.name].fill_(0)
+            captured[rule.name].view(torch.uint8).fill_(0)
         graph.replay()
         torch.cuda.synchronize()
         same_bits(program, expected, captured)

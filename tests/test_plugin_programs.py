@@ -16,6 +16,7 @@ from plugin_cases import (
     Sizes,
     case_id,
     every_case,
+    launch_arguments,
     meta_tensors,
     packed,
     shape_list,
@@ -26,11 +27,29 @@ from lacache_trt.plugins.attention import split
 from lacache_trt.plugins.attention.op import ATTENTION
 from lacache_trt.plugins.attention_fill.op import ATTENTION_FILL
 from lacache_trt.plugins.attention_reuse.op import ATTENTION_REUSE
+from lacache_trt.plugins.attention_window.op import ATTENTION_WINDOW
+from lacache_trt.plugins.group_linear.op import GROUP_LINEAR
+from lacache_trt.plugins.group_quant.op import GROUP_QUANT
 from lacache_trt.plugins.packing import PluginProgram
+from lacache_trt.plugins.rms_norm_quant.op import RMS_NORM_QUANT
 from lacache_trt.plugins.sample_block.op import SAMPLE_BLOCK
+from lacache_trt.plugins.swiglu_quant.op import SWIGLU_QUANT
 
 SMS = (89, 90)
-SPECS = {spec.name: spec for spec in (ATTENTION, ATTENTION_FILL, ATTENTION_REUSE, SAMPLE_BLOCK)}
+SPECS = {
+    spec.name: spec
+    for spec in (
+        ATTENTION,
+        ATTENTION_FILL,
+        ATTENTION_REUSE,
+        ATTENTION_WINDOW,
+        GROUP_LINEAR,
+        GROUP_QUANT,
+        RMS_NORM_QUANT,
+        SAMPLE_BLOCK,
+        SWIGLU_QUANT,
+    )
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +101,9 @@ def _record(
         tensors[rule.name] = torch.empty(shape, dtype=rule.dtype, device="meta")
     elements = program.workspace.evaluate(shapes) // 4
     tensors["workspace"] = torch.empty(elements, dtype=torch.float32, device="meta")
-    arguments = case.module.launch.__code__.co_varnames[: case.module.launch.__code__.co_argcount]
     for name, tensor in tensors.items():
         tensor.tensor_name = name  # type: ignore[attr-defined]
-    case.module.launch(**{name: tensors[name] for name in arguments if name in tensors})
+    case.module.launch(**launch_arguments(case, tensors))
     return log
 
 

@@ -17,6 +17,7 @@ from stub_engines import StubEngine, broken_confidence
 
 from lacache_trt.artifacts import load_manifest
 from lacache_trt.contract import graph_specs
+from lacache_trt.engines.base import Capabilities
 from lacache_trt.engines.builder import load_engine
 from lacache_trt.errors import (
     ArtifactError,
@@ -292,9 +293,11 @@ def test_a_seed_per_row(usable_after: Runtime) -> None:
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 def test_a_cache_that_the_engine_lacks(usable_after: Runtime, cache: Any) -> None:
+    engine, limited = stubbed(usable_after)
+    engine.capabilities = Capabilities(caches=frozenset({"none", "exact"}), logits=True)
     config = GenerationConfig(gen_length=8, block_length=8, steps=8, cache=cache)
     with pytest.raises(InvalidRequestError, match=f"no cache='{cache}'") as caught:
-        usable_after.generate(PROMPT, config)
+        limited.generate(PROMPT, config)
     assert caught.value.expected == "exact, none"
 
 

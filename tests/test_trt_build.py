@@ -50,7 +50,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
     )
     found = {}
     for dtype in DTYPES:
-        options = ExportOptions(dtype=dtype, validate="off")  # type: ignore[arg-type]
+        options = ExportOptions(dtype=dtype, validate="off", cache="exact")  # type: ignore[arg-type]
         export_bundle(str(checkpoint), folder / dtype, options)
         found[dtype] = load_manifest(folder / dtype)
     return found

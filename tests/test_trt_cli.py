@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,8 @@ def with_machine(patch: pytest.MonkeyPatch, packages: set[str], *gpus: Gpu) -> N
     report = GpuReport("580", "13.0", gpus, None if gpus else "no NVIDIA driver")
     patch.setattr(registry, "find_gpus", lambda: report)
     patch.setattr(registry, "_installed", lambda name: name in packages)
+    patch.setattr(registry.EngineEntry, "load_problem", lambda entry: None)
+    patch.setattr(registry.EngineEntry, "version", lambda entry: "11.4.0")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = make_llada(
         folder / "model", hidden=256, heads=4, ffn=384, layers=2, vocab=197, tokenizer=True
     )
-    options = ExportOptions(dtype="float16", validate="off")
+    options = ExportOptions(dtype="float16", validate="off", cache="exact")
     export_bundle(str(checkpoint), folder / "bundle", options)
     return folder / "bundle"
 
@@ -97,6 +100,47 @@ def test_auto_names_the_other_choices(
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.skipif(
+    find_spec("tensorrt_bindings") is None, reason="TensorRT's bindings are not installed"
+)
+@TENSORRT_RTX
+def test_auto_goes_on_where_tensorrt_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings are here without TensorRT's libraries: importing them fails for real."""
+    monkeypatch.setattr(registry, "find_gpus", lambda: GpuReport("580", "13.0", (L40S,), None))
+    assert registry.resolve_for_build("auto").name == "tensorrt-rtx"
+    with pytest.raises(MissingDependencyError, match="does not load") as caught:
+        registry.resolve_for_build("tensorrt")
+    for text in ("libnv", "pip install tensorrt", "tensorrt-rtx or cuda or onnxruntime"):
+        assert text in str(caught.value)
+    monkeypatch.setattr(registry, "find_gpus", lambda: GpuReport("580", "13.0", (H100,), None))
+    with pytest.raises(MissingDependencyError, match="sm_90") as caught:
+        registry.resolve_for_build("auto")
+    assert "does not load" in str(caught.value)
+
+
+def test_a_tensorrt_that_is_too_old_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_machine(monkeypatch, {"tensorrt"}, H100)
+    for version, good in (("8.5.3.1", False), ("10.9.0", False), ("10.15.1", True), ("11.4", True)):
+        monkeypatch.setattr(registry.EngineEntry, "version", lambda entry, found=version: found)
+        if good:
+            assert registry.resolve_for_build("auto").name == "tensorrt"
+        else:
+            with pytest.raises(MissingDependencyError, match=r"older than 10\.15"):
+                registry.resolve_for_build("auto")
+
+
+def test_cuda_without_a_gpu_says_so_before_it_names_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_machine(monkeypatch, {"torch"})
+    with pytest.raises(MissingDependencyError, match="needs an NVIDIA GPU") as caught:
+        registry.resolve_for_build("cuda")
+    assert str(caught.value.got).startswith("no NVIDIA driver; missing triton")
+    with_machine(monkeypatch, {"torch"}, H100)
+    with pytest.raises(MissingDependencyError, match="not installed"):
+        registry.resolve_for_build("cuda")
+
+
 def test_a_named_engine_is_for_this_machine_unless_sm_names_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,6 +173,75 @@ def test_options_of_tensorrt_are_refused_elsewhere(bundle: Path, tmp_path: Path)
         TensorRTOptions(weights="elsewhere")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="sm"):
         BuildOptions(tensorrt=TensorRTOptions(sm=7))
+
+
+# --- what is missing or wrong ---
+
+
+def refused_build(bundle: Path, folder: Path, *flags: object) -> str:
+    """What a build says that cannot be made; it leaves nothing behind."""
+    before = sorted(folder.iterdir())
+    result = invoke("build", bundle, folder / "out", *RTX, *flags)
+    assert result.exit_code == 3, result.output
+    assert sorted(folder.iterdir()) == before
+    return result.stderr
+
+
+@TENSORRT_RTX
+def test_a_build_that_cannot_be_made_leaves_nothing_and_a_usable_process(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = tmp_path / "no-headers"
+    headers.mkdir()
+    assert "make plugin-headers" in refused_build(bundle, tmp_path, "--include", headers)
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        words = refused_build(bundle, tmp_path)
+        assert "no-such-compiler" in words
+        assert "apt-get install g++" in words
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "_installed", lambda name: False)
+        assert "pip install tensorrt-rtx" in refused_build(bundle, tmp_path)
+    assert invoke("build", bundle, tmp_path / "out", *RTX, "--dry-run").exit_code == 0
+
+
+@TENSORRT_RTX
+def test_a_bundle_of_a_newer_schema_is_refused(bundle: Path, tmp_path: Path) -> None:
+    newer = tmp_path / "newer"
+    shutil.copytree(bundle, newer)
+    manifest = json.loads((newer / "manifest.json").read_text())
+    manifest["schema_version"] += 1
+    (newer / "manifest.json").write_text(json.dumps(manifest))
+    words = refused_build(newer, tmp_path)
+    assert str(manifest["schema_version"]) in words
+    assert "fix:" in words
+
+
+def test_a_tensorrt_that_is_too_old_builds_nothing(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from lacache_trt.engines.tensorrt import building
+
+    old = SimpleNamespace(__version__="10.3.0")
+    monkeypatch.setattr(building, "import_tensorrt", lambda flavour: old)
+    options = TensorRTOptions(sm=90)
+    with pytest.raises(MissingDependencyError, match=r"10\.3\.0 is older(.|\n)*--trt-version 8\.5"):
+        building.resolve_build(load_manifest(bundle), "tensorrt", options)
+
+
+def test_an_engine_without_its_packages_is_refused_when_opened(
+    models: Callable[[str], Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trt_engines import write_engine
+
+    directory = write_engine(models("llada"), tmp_path / "e").directory
+    with_machine(monkeypatch, {"onnxruntime"}, H100)
+    result = invoke("generate", directory, "--tokens", "5 6 7")
+    assert result.exit_code == 3
+    assert "pip install tensorrt" in result.stderr
+    assert "--engine tensorrt-rtx or cuda or onnxruntime" in result.stderr
 
 
 # --- dry run, build, inspect ---

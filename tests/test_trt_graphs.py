@@ -11,6 +11,7 @@ import pytest
 from lacache_trt.contract import GraphSpec, TensorSpec
 from lacache_trt.engines.tensorrt.cut_integer_chains import CutIntegerChains
 from lacache_trt.engines.tensorrt.profiles import Range, parse_profiles
+from lacache_trt.engines.tensorrt.share_weights import share_weights
 from lacache_trt.errors import CapacityError, InvalidRequestError
 from lacache_trt.plugins.functions import all_functions
 
@@ -72,6 +73,57 @@ def _sampler(function: ir.Function) -> ir.Model:
         ir_version=10,
     )
     return InlinePass()(ir.from_proto(proto)).model
+
+
+# --- shared weights ---
+
+
+def _linears(kinds: list[int]) -> onnx.ModelProto:
+    """A model of one function call per weight of 2 GiB; the weights file does not exist."""
+    sizes = {"big": (32768, 16384), "small": (8, 8)}
+    initializers, nodes, value, offset = [], [], "x", 0
+    for name, kind in [(f"{size}{kind}", kind) for kind in kinds for size in sizes]:
+        dims = sizes["big" if "big" in name else "small"]
+        tensor = onnx.TensorProto(name=name, data_type=kind, dims=dims)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        length = dims[0] * dims[1] * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
+        facts = {"location": "weights.safetensors", "offset": offset, "length": length}
+        for key, fact in facts.items():
+            tensor.external_data.add(key=key, value=str(fact))
+        offset += length
+        initializers.append(tensor)
+        nodes.append(onnx.helper.make_node("Use", [value, name], [f"after_{name}"], domain="own"))
+        value = f"after_{name}"
+    ends = [onnx.helper.make_tensor_value_info(name, 10, ["B", 4]) for name in ("x", value)]
+    opsets = [onnx.helper.make_opsetid("", 23), onnx.helper.make_opsetid("own", 1)]
+    body = [onnx.helper.make_node("Identity", ["a"], ["c"])]
+    function = onnx.helper.make_function("own", "Use", ["a", "b"], ["c"], body, opsets[:1], ["how"])
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], initializers)
+    return onnx.helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10)
+
+
+def test_large_weights_become_inputs_without_being_read(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT8E4M3FN]
+    before = _linears(kinds)
+    after = share_weights(ir.from_proto(before))
+    inputs = {each.name: each.type.tensor_type for each in after.graph.input}
+    assert list(inputs) == ["x", *(f"big{kind}" for kind in kinds)]
+    for kind in kinds:
+        found = inputs[f"big{kind}"]
+        assert found.elem_type == kind
+        assert [dim.dim_value for dim in found.shape.dim] == [32768, 16384]
+    kept = {each.name: each for each in after.graph.initializer}
+    assert kept.keys() == {f"small{kind}" for kind in kinds}
+    for tensor in before.graph.initializer:
+        if tensor.name in kept:
+            assert kept[tensor.name].external_data == tensor.external_data
+            assert kept[tensor.name].data_type == tensor.data_type
+    assert [list(node.input) for node in after.graph.node] == [
+        list(node.input) for node in before.graph.node
+    ]
+    assert after.functions == before.functions
+    assert after.opset_import == before.opset_import
+    assert capsys.readouterr().out == ""
 
 
 # --- profiles ---

@@ -109,7 +109,7 @@ def test_sessions_in_threads_have_lanes_of_their_own(
 
 
 def test_verify_against_the_bundle(
-    built: Built, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    built: Built, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import lacache_trt.verify as verify
 
@@ -123,6 +123,11 @@ def test_verify_against_the_bundle(
     with pytest.raises(InvalidRequestError, match="--bundle"):
         verify_engine(manifest.directory)
     assert verify_engine(manifest.directory, bundle=built.bundle).passed
+    fixed = "B=1,N=64,Bk=16,S=1,E=1,R=0"
+    narrow = write_engine(built, tmp_path / "narrow", fixed)
+    report = verify_engine(narrow.directory, bundle=built.bundle)
+    assert report.passed
+    assert report.checks[-1].figures["rows"] == 1
 
 
 # --- shapes, addresses, graphs ---

@@ -40,7 +40,7 @@ def main(library: Path) -> None:
 
 
 def _check_creator(creator: object, op: str) -> None:
-    blob = packed_program(op, torch.bfloat16, 64, 90)
+    blob = packed_program(op, torch.bfloat16, 128, 90)
     other = packed_program("SampleBlock" if op == "Attention" else "Attention", torch.half, 64, 90)
     for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME):
         assert _create(creator, blob, phase) is not None

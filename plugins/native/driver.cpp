@@ -22,6 +22,7 @@ struct Driver {
   int (*deviceGetAttribute)(int*, int, int) = nullptr;
   int (*libraryLoadData)(void**, void const*, void*, void*, unsigned, void*, void*,
                          unsigned) = nullptr;
+  int (*libraryUnload)(void*) = nullptr;
   int (*libraryGetKernel)(void**, void*, char const*) = nullptr;
   int (*kernelGetFunction)(void**, void*) = nullptr;
   int (*kernelSetAttribute)(int, int, void*, int) = nullptr;
@@ -39,6 +40,7 @@ struct Driver {
     find(library, "cuCtxGetDevice", ctxGetDevice);
     find(library, "cuDeviceGetAttribute", deviceGetAttribute);
     find(library, "cuLibraryLoadData", libraryLoadData);
+    find(library, "cuLibraryUnload", libraryUnload);
     find(library, "cuLibraryGetKernel", libraryGetKernel);
     find(library, "cuKernelGetFunction", kernelGetFunction);
     find(library, "cuKernelSetAttribute", kernelSetAttribute);
@@ -67,6 +69,33 @@ Driver const& driver() {
   static Driver const instance;
   return instance;
 }
+
+// Cubins in the driver, which are unloaded again unless all of a program could be loaded.
+class Libraries {
+ public:
+  explicit Libraries(size_t count) { loaded_.reserve(count); }
+  Libraries(Libraries const&) = delete;
+  Libraries& operator=(Libraries const&) = delete;
+  ~Libraries() {
+    for (void* library : loaded_) {
+      driver().libraryUnload(library);
+    }
+  }
+
+  void* load(std::string const& image, std::string const& what) {
+    void* library = nullptr;
+    driver().check(driver().libraryLoadData(&library, image.c_str(), nullptr, nullptr, 0, nullptr,
+                                            nullptr, 0),
+                   what);
+    loaded_.push_back(library);
+    return library;
+  }
+
+  void keep() { loaded_.clear(); }
+
+ private:
+  std::vector<void*> loaded_;
+};
 
 // An address may come back after its context was destroyed, an identifier does not.
 unsigned long long currentContext() {
@@ -108,17 +137,17 @@ void LoadedProgram::load(int device) {
   }
   if (kernels_.empty()) {
     std::vector<void*> kernels;
+    Libraries libraries(program.kernels.size());
     for (Kernel const& kernel : program.kernels) {
-      void* library = nullptr;
       void* handle = nullptr;
-      cuda.check(cuda.libraryLoadData(&library, kernel.image.c_str(), nullptr, nullptr, 0, nullptr,
-                                      nullptr, 0),
-                 program.op + ": cuLibraryLoadData of " + kernel.name);
+      void* library =
+          libraries.load(kernel.image, program.op + ": cuLibraryLoadData of " + kernel.name);
       cuda.check(cuda.libraryGetKernel(&handle, library, kernel.name.c_str()),
                  program.op + ": cuLibraryGetKernel of " + kernel.name);
       kernels.push_back(handle);
     }
     kernels_ = std::move(kernels);
+    libraries.keep();
   }
   for (size_t i = 0; i < kernels_.size(); ++i) {
     Kernel const& kernel = program.kernels[i];

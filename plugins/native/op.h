@@ -16,8 +16,9 @@ constexpr char kVersion[] = "1";
 constexpr char kField[] = "program";  // the one field: an INT8 array, see format.h
 
 // Every op is registered under its own name; what it does is data.
-constexpr char const* kOps[] = {"AttentionFill", "AttentionReuse", "Attention",   "AttentionWindow",
-                                "RMSNormQuant",  "SwiGLUQuant",    "GroupLinear", "SampleBlock"};
+constexpr char const* kOps[] = {"AttentionFill", "AttentionReuse", "Attention",
+                                "AttentionWindow", "RMSNormQuant", "SwiGLUQuant",
+                                "GroupQuant", "GroupLinear", "SampleBlock"};
 
 // Sends a message to TensorRT's logger, or to stderr if there is none.
 void logError(std::string const& message);
