@@ -1,8 +1,8 @@
 """Check jobs: what one is, how many run at once, and the ledger of their comparisons.
 
-A `Job` names a check function of `kernel_checks` and its arguments, so that a pool of fresh
-processes can run many at once, which also compiles the kernels in parallel and leaves them in
-Triton's cache for the timing that follows. A process that dies takes only its own job with it.
+A `Job` names a check function of `kernel_checks` or `fp8_checks` and its arguments, so that a pool
+of fresh processes can run many at once, which also compiles the kernels in parallel and leaves them
+in Triton's cache for the timing that follows. A process that dies takes only its own job with it.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ class Ledger:
         self.worst = max(self.worst, ratio)
 
     def same(self, name: str, first: Iterable[Tensor], second: Iterable[Tensor]) -> None:
-        """Two runs gave the same bits (NaN equal to NaN)."""
+        """Both have the same values (NaN equal to NaN), of two runs or of an exact result."""
         self.cases += 1
         for left, right in zip(first, second, strict=True):
-            if not bool(((left == right) | (left.isnan() & right.isnan())).all()):
-                self.failures.append(f"{name}: two runs differ")
+            other = ~((left == right) | (left.isnan() & right.isnan()))
+            if bool(other.any()):
+                count, where = int(other.sum()), int(other.flatten().int().argmax())
+                self.failures.append(f"{name}: {count} values differ, the first at {where}")
 
 
 def run_job(job: Job) -> Outcome:
@@ -91,15 +93,17 @@ def run_job(job: Job) -> Outcome:
 
 
 def _run_check(job: Job, ledger: Ledger) -> tuple[str, ...]:
-    from kernel_checks import CHECKS
+    import fp8_checks
+    import kernel_checks
 
+    check = (kernel_checks.CHECKS | fp8_checks.CHECKS)[job.check]
     if job.ptx_of is None:
-        CHECKS[job.check](ledger, **job.arguments)
+        check(ledger, **job.arguments)
         return ()
     from kernel_ptx import borrowed
 
     with borrowed(job.ptx_of) as kernels:
-        CHECKS[job.check](ledger, **job.arguments)
+        check(ledger, **job.arguments)
     return tuple(name for kernel in kernels for name in kernel.launched)
 
 

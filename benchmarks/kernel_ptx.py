@@ -18,6 +18,7 @@ from typing import Any
 import fp8_checks
 import kernel_checks as checks
 import torch
+import window_checks
 from torch import Tensor
 from triton import knobs
 
@@ -42,8 +43,12 @@ HOMES = (
     (checks.rms_norm, "rms_norm_kernel"),
     (checks.rope, "rope_kernel"),
     (checks.swiglu, "swiglu_kernel"),
+    (window_checks.kernel, "attention_window_kernel"),
+    (window_checks.kernel, "attention_window_split_kernel"),
+    (window_checks.write, "window_write_kernel"),
     (fp8_checks.rms_norm_quant, "rms_norm_quant_kernel"),
     (fp8_checks.swiglu_quant, "swiglu_quant_kernel"),
+    (fp8_checks.group_quant, "group_quant_kernel"),
     (fp8_checks.group_linear, "stream_kernel"),
     (fp8_checks.group_linear, "tiled_kernel"),
     (fp8_checks.group_linear, "merge_kernel"),
@@ -60,6 +65,8 @@ def shipping(sm: int) -> list[Configuration]:
             found += checks.reuse.configurations(dtype, head_dim, sm)
             found += checks.attention.configurations(dtype, head_dim, sm)
             found += checks.rope.configurations(dtype, head_dim)
+            found += window_checks.kernel.configurations(dtype, head_dim, sm)
+            found += window_checks.write.configurations(dtype, head_dim)
         for vocabulary in checks.VOCABULARIES:
             found += checks.sample_block.configurations(dtype, vocabulary)
         for width in checks.NORM_WIDTHS:
@@ -67,9 +74,10 @@ def shipping(sm: int) -> list[Configuration]:
         for width in checks.FFN_WIDTHS:
             found += checks.swiglu.configurations(dtype, width)
         for width in fp8_checks.NORM_WIDTHS:
-            found += fp8_checks.rms_norm_quant.configurations(dtype, width)
+            found += fp8_checks.rms_norm_quant.configurations(dtype, width, sm)
+            found += fp8_checks.group_quant.configurations(dtype, width, sm)
         for width in fp8_checks.FFN_WIDTHS:
-            found += fp8_checks.swiglu_quant.configurations(dtype, width)
+            found += fp8_checks.swiglu_quant.configurations(dtype, width, sm)
         for add in (False, True):
             found += fp8_checks.group_linear.configurations(dtype, sm, add)
     return found

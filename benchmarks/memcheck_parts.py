@@ -17,12 +17,17 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import fp8_checks
 import kernel_checks as checks
 import kernel_references as reference
 import torch
+import window_checks
 from kernel_ptx import HOMES, TYPES, borrowed, key_of, shipping
 from kernel_references import AttentionInputs
 from torch import Tensor
+
+from lacache_trt.plugins import fp8
+from lacache_trt.plugins.triton_support import device_sm
 
 SHAPES = [*checks.ODD, *checks.LONG[2:]]
 ROWS = 9
@@ -128,6 +133,50 @@ def run_tokenwise(dtype: torch.dtype) -> None:
         checks.rope.launch(qkv, *angles, *outputs)
 
 
+def run_window(dtype: torch.dtype) -> None:
+    for case in window_checks.CASES:
+        for head_dim in (64, 128):
+            inputs = window_checks.operands(case, dtype, head_dim, 0)
+            few = inputs["q_w"].shape[2] <= window_checks.kernel.SPLIT_ROWS
+            for split in {False, few}:
+                window_checks.run_window(inputs, split)
+            kept = [torch.stack([inputs[name]] * 2) for name in ("k", "v")]
+            fresh = [torch.stack([inputs[name]] * 2) for name in ("k_w", "v_w")]
+            window_checks.write.launch(*fresh, inputs["window_columns"], *kept)
+
+
+def run_quantising(dtype: torch.dtype) -> None:
+    def outputs(width: int) -> tuple[Tensor, Tensor]:
+        values = torch.empty(ROWS, width, dtype=fp8.E4M3, device="cuda")
+        return values, torch.empty(ROWS, width // fp8.GROUP, device="cuda")
+
+    eps = torch.tensor([1e-5]).cuda()
+    for width in fp8_checks.NORM_WIDTHS:
+        x, weight = (torch.randn(s, width).to("cuda", dtype) for s in (ROWS, 1))
+        fp8_checks.rms_norm_quant.launch(x, weight, eps, *outputs(width))
+        fp8_checks.group_quant.launch(x, *outputs(width))
+    for width in fp8_checks.FFN_WIDTHS:
+        gate_up = torch.randn(ROWS, 2 * width).to("cuda", dtype)
+        fp8_checks.swiglu_quant.launch(gate_up, *outputs(width))
+
+
+def run_group_linear(dtype: torch.dtype) -> None:
+    """Every rule at its largest number of rows and at odd sizes, whole and split."""
+    group_linear = fp8_checks.group_linear
+    width = 384
+    for rule in group_linear.rules(device_sm(torch.empty(1, device="cuda"))):
+        rows = min(rule.most_rows, 1000)
+        columns = max(rule.least_columns, 200)
+        for count in (rows, rows - 1):
+            values = fp8.quantise_groups(torch.randn(count, width))
+            blocks = fp8.quantise_blocks(torch.randn(columns, width))
+            inputs = tuple(tensor.cuda() for tensor in (*values, *blocks))
+            residual = torch.randn(count, columns).to("cuda", dtype)
+            for added in (None, residual):
+                for split in (False, True):
+                    fp8_checks.run_linear(inputs, added, dtype, None, split)
+
+
 def run_overrun(dtype: torch.dtype) -> None:
     x, weight = torch.randn(ROWS, 4096).to("cuda", dtype), torch.ones(4096).to("cuda", dtype)
     short = torch.empty(ROWS - 1, 4096, dtype=dtype, device="cuda")
@@ -140,6 +189,9 @@ PARTS: dict[str, Callable[[torch.dtype], None]] = {
     "attention": run_attention,
     "sample": run_sample,
     "tokenwise": run_tokenwise,
+    "window": run_window,
+    "quantising": run_quantising,
+    "group_linear": run_group_linear,
     "overrun": run_overrun,
 }
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from lacache_trt.engines.cuda.ops import CudaOps
+from lacache_trt.model.columns import rows_of
 from lacache_trt.model.ops import TorchOps
-from lacache_trt.model.programs import ReuseProgram, rows_of
+from lacache_trt.model.programs import Attend, KeyValue, ReuseProgram
 
 
 class UnfusedOps(CudaOps):
@@ -46,19 +47,20 @@ class FullLastLayer(ReuseProgram):
         self,
         first_layer: int,
         hidden: Tensor,
-        geometry: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
         read: Tensor,
-    ) -> Tensor:
-        hidden = self._all_rows(first_layer, hidden, geometry)
-        return self.model.head(rows_of(hidden, read))
+        attend: Attend,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        hidden = self._all_rows(first_layer, hidden, positions, attend)
+        return self.model.head(rows_of(hidden, read)), []
 
     def _all_rows(
         self,
         first_layer: int,
         hidden: Tensor,
-        geometry: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
+        attend: Attend,
     ) -> Tensor:
-        positions, valid_from, valid_to = geometry
         model = self.model
         cos, sin = model.rope_tables(positions)
         last = model.config.num_layers - 1
@@ -69,8 +71,7 @@ class FullLastLayer(ReuseProgram):
                 q = model.project_q(layer, normed, cos, sin)
             else:
                 q, k, v = model.project_qkv(layer, normed, cos, sin)
-            attended = model.ops.attention(q, k, v, valid_from, valid_to)
-            hidden = model.after_attention(layer, hidden, attended)
+            hidden = model.after_attention(layer, hidden, attend(layer, q, k, v))
         return hidden
 
 
@@ -81,10 +82,11 @@ class FullHead(FullLastLayer):
         self,
         first_layer: int,
         hidden: Tensor,
-        geometry: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
         read: Tensor,
-    ) -> Tensor:
-        return self.model.head(self._all_rows(first_layer, hidden, geometry))
+        attend: Attend,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        return self.model.head(self._all_rows(first_layer, hidden, positions, attend)), []
 
     def _sample(
         self, logits: Tensor, positions: Tensor, block_columns: Tensor, sampling: tuple[Tensor, ...]

@@ -17,16 +17,17 @@ from lacache_trt import GenerationConfig, GenerationResult, Runtime
 from lacache_trt.demo.problems import is_correct, problem
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.model.fp8 import Fp8Recipe
 
 
 def answers_by_cache(
-    bundle: Path, engine: str, questions: list[str]
+    bundle: Path, engine: str, questions: list[str], fp8: Fp8Recipe | None
 ) -> dict[str, list[GenerationResult]]:
     """Results of one batch with exact caches and without any."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "engine"
-        build_engine(bundle, directory, BuildOptions(engine=engine))
+        build_engine(bundle, directory, BuildOptions(engine=engine, fp8=fp8))
         with Runtime.load(directory) as runtime:
             for cache in ("exact", "none"):
                 config = GenerationConfig(gen_length=64, block_length=32, steps=64, cache=cache)
@@ -41,10 +42,13 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--engine", default="cuda")
     parser.add_argument("--problems", type=int, default=64)
+    parser.add_argument("--fp8", action="store_true", help="FP8 FFNs, as build --fp8 makes them")
+    parser.add_argument("--fp8-scope", default="ffn", choices=("ffn", "linears", "all"))
     arguments = parser.parse_args()
+    recipe = Fp8Recipe(scope=arguments.fp8_scope) if arguments.fp8 else None
     problems = [problem("held-out", index) for index in range(arguments.problems)]
     questions = [each.question for each in problems]
-    found = answers_by_cache(arguments.bundle, arguments.engine, questions)
+    found = answers_by_cache(arguments.bundle, arguments.engine, questions, recipe)
     pairs = zip(found["exact"], found["none"], strict=True)
     equal = sum(exact.tokens == none.tokens for exact, none in pairs)
     right = sum(
