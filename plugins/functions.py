@@ -18,6 +18,7 @@ FUNCTION_OPSET = _op
 FLOAT, INT32, INT64 = (
     int(kind) for kind in (ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64)
 )
+FLOAT8 = int(ir.DataType.FLOAT8E4M3FN)
 OPSET_VERSION = 23
 LACACHE = values.Opset(DOMAIN, VERSION)
 
@@ -35,7 +36,13 @@ def all_functions() -> dict[str, ir.Function]:
     from lacache_trt.plugins.attention.function import Attention
     from lacache_trt.plugins.attention_fill.function import AttentionFill
     from lacache_trt.plugins.attention_reuse.function import AttentionReuse
+    from lacache_trt.plugins.attention_window.function import AttentionWindow
+    from lacache_trt.plugins.group_linear.function import GroupLinear
+    from lacache_trt.plugins.group_quant.function import GroupQuant
+    from lacache_trt.plugins.rms_norm_quant.function import RMSNormQuant
     from lacache_trt.plugins.sample_block.function import SampleBlock
+    from lacache_trt.plugins.swiglu_quant.function import SwiGLUQuant
 
-    scripts = (AttentionFill, AttentionReuse, Attention, SampleBlock)
+    attention = (AttentionFill, AttentionReuse, Attention, AttentionWindow)
+    scripts = (*attention, RMSNormQuant, SwiGLUQuant, GroupQuant, GroupLinear, SampleBlock)
     return {script.name: to_ir(script) for script in scripts}

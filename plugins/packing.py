@@ -28,6 +28,8 @@ FIELD = "program"
 WORKSPACE = "workspace"
 MAGIC = 0x314E49425543434C
 _INPUT, _OUTPUT, _WORKSPACE_POINTER, _NULL, _SCALAR = range(5)
+WORD_BYTES = 4
+"""FP8 values in an INT32 of `fp8_as_int32`."""
 _SCRATCH_POINTERS = 2  # global and profile scratch, since Triton 3.4
 _MASK = (1 << 64) - 1
 _DATA_TYPES = {
@@ -97,8 +99,17 @@ class PluginProgram:
     launches: tuple[LaunchRule, ...]
 
 
-def pack(program: PluginProgram, sm: int, *, ptx: bool = False) -> bytes:
-    """Compile the kernels for `sm` and serialise. `ptx` packs PTX for tests on a newer GPU."""
+def pack(
+    program: PluginProgram, sm: int, *, ptx: bool = False, fp8_as_int32: bool = False
+) -> bytes:
+    """Compile the kernels for `sm` and serialise.
+
+    Args:
+        program: the op.
+        sm: compute capability, 89 or 90.
+        ptx: pack PTX, for tests on a newer GPU.
+        fp8_as_int32: declare FP8 tensors as INT32, four values to a word, for TensorRT 8.5.
+    """
     compiled: dict[str, Compiled] = {}
     for launch in program.launches:
         name = launch.configuration.name
@@ -109,11 +120,12 @@ def pack(program: PluginProgram, sm: int, *, ptx: bool = False) -> bytes:
     writer.blob(program.op.encode())
     writer.words(len(program.inputs))
     for rule in program.inputs:
-        writer.words(_data_type(rule.dtype), rule.rank)
+        writer.words(_data_type(rule.dtype, fp8_as_int32), rule.rank)
     writer.words(len(program.outputs))
     for output in program.outputs:
-        writer.words(_data_type(output.dtype), len(output.shape))
-        writer.expressions(*output.shape)
+        writer.words(_data_type(output.dtype, fp8_as_int32), len(output.shape))
+        carried = fp8_as_int32 and output.dtype == torch.float8_e4m3fn
+        writer.expressions(*(_in_words(output.shape) if carried else output.shape))
     writer.expressions(program.workspace)
     writer.words(len(compiled))
     for kernel in compiled.values():
@@ -164,7 +176,13 @@ def _pointer(program: PluginProgram, launch: LaunchRule, argument: str) -> tuple
     )
 
 
-def _data_type(dtype: torch.dtype) -> int:
+def _in_words(shape: tuple[Expression, ...]) -> tuple[Expression, ...]:
+    return (*shape[:-1], shape[-1] // WORD_BYTES)
+
+
+def _data_type(dtype: torch.dtype, fp8_as_int32: bool) -> int:
+    if fp8_as_int32 and dtype == torch.float8_e4m3fn:
+        dtype = torch.int32
     if dtype not in _DATA_TYPES:
         raise EngineError(
             "TensorRT plugins cannot have this dtype",
