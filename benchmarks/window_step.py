@@ -41,9 +41,14 @@ from llada_shape import (
 from result_file import write_result
 from torch import Tensor
 from window_checks import check_windows
-from window_kernel import bench_kernels, default_times, linears_milliseconds
+from window_kernel import (
+    bench_kernels,
+    default_times,
+    launch_microseconds,
+    linears_milliseconds,
+)
 
-from lacache_trt.engines.base import Canvas, Int, StepOutputs
+from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
 from lacache_trt.engines.cuda.engine import CudaEngine
 from lacache_trt.engines.cuda.fp8 import Fp8Table, measure_fp8_table
 from lacache_trt.engines.cuda.gemm import GemmTable, measure_table
@@ -91,11 +96,8 @@ def checks(run: Run, seeds: int) -> dict[str, object]:
     run.failures += ledger.failures[:20]
     run.metrics["h200.window_checks.cases"] = ledger.cases
     run.metrics["h200.window_checks.worst_error_over_bound"] = ledger.worst
-    print(
-        f"AttentionWindow: {ledger.cases} comparisons, {len(ledger.failures)} failed, "
-        f"worst error {ledger.worst:.2f} of the bound",
-        flush=True,
-    )
+    found = f"{ledger.cases} comparisons, {len(ledger.failures)} failed"
+    print(f"AttentionWindow: {found}, worst error {ledger.worst:.2f} of the bound", flush=True)
     return {"cases": ledger.cases, "failures": ledger.failures[:20]}
 
 
@@ -104,15 +106,15 @@ def floor(run: Run) -> dict[str, float]:
     milliseconds, read = linears_milliseconds(
         run.config, run.weights, run.gemms, run.fp8_gemms, BLOCK, run.repeats
     )
-    copied = 1e3 * read / BANDWIDTH
+    copied, rate = 1e3 * read / BANDWIDTH, read / milliseconds / 1e9
     run.metrics |= {
         f"h200.window_floor_ms.{run.precision}": milliseconds,
         f"h200.window_floor_gb.{run.precision}": read / 1e9,
-        f"h200.window_floor_tbps.{run.precision}": read / milliseconds / 1e9,
+        f"h200.window_floor_tbps.{run.precision}": rate,
     }
     print(
         f"floor: the linears of {BLOCK} rows {milliseconds:.3f} ms, {read / 1e9:.2f} GB "
-        f"at {read / milliseconds / 1e9:.2f} TB/s; at the copy's 4.3 TB/s {copied:.3f} ms",
+        f"at {rate:.2f} TB/s; at the copy's 4.3 TB/s {copied:.3f} ms",
         flush=True,
     )
     return {"gemms_ms": milliseconds, "bytes": read, "read_ms": copied}
@@ -120,10 +122,10 @@ def floor(run: Run) -> dict[str, float]:
 
 def kernels(run: Run, lengths: list[int]) -> list[dict[str, object]]:
     """Every tiling at every length; the default's time is a metric."""
-    bench = bench_kernels(run.config, lengths, (BLOCK, 256))
+    bench = bench_kernels(run.config, lengths, WINDOWS)
     run.failures += bench.errors
     run.metrics |= default_times(bench)
-    return [dict(vars(row)) for row in bench.rows]
+    return [vars(row) for row in bench.rows]
 
 
 class Steps:
@@ -146,12 +148,16 @@ class Steps:
         columns = np.arange(start, start + width, dtype=np.int32)[None]
         return np.take_along_axis(self.canvas.tokens, columns, 1), columns
 
-    def window_step(self, width: int, step: int) -> StepOutputs:
-        """A window step with other tokens in the block."""
+    def window_inputs(self, width: int, step: int) -> tuple[Int, Int, Int, Sampling]:
+        """What a window step with other tokens in the block is called with."""
         tokens, columns = self.window(width)
         first = int(self.block[0, 0] - columns[0, 0])
         tokens[:, first : first + BLOCK] = self.tokens(step)
-        return self.session.window(tokens, columns, self.block, greedy(self.run.config, 1, step))
+        return tokens, columns, self.block, greedy(self.run.config, 1, step)
+
+    def window_step(self, width: int, step: int) -> StepOutputs:
+        """A window step with other tokens in the block."""
+        return self.session.window(*self.window_inputs(width, step))
 
 
 def measure(run: Run, engine: CudaEngine, columns: int) -> dict[str, object]:
@@ -169,13 +175,9 @@ def measure(run: Run, engine: CudaEngine, columns: int) -> dict[str, object]:
         device["reuse_kv"] / device["reuse"]
     )
     found: dict[str, object] = {"agreement": agreement, "device_ms": device}
-    for width in WINDOWS:
-        found[f"window-{width}"] = measure_window(run, steps, width)
-    print(
-        f"N={columns}: reuse {device['reuse']:.3f} ms, reuse_kv {device['reuse_kv']:.3f}, "
-        f"agreement {agreement}, session {session.cache_bytes() / 2**20:.0f} MiB",
-        flush=True,
-    )
+    found |= {f"window-{width}": measure_window(run, steps, width) for width in WINDOWS}
+    both, held = f"{device['reuse']:.3f}, {device['reuse_kv']:.3f}", session.cache_bytes() >> 20
+    print(f"N={columns}: reuse, reuse_kv {both} ms, agreement {agreement}, session {held} MiB")
     session.close()
     return found
 
@@ -203,8 +205,9 @@ def measure_window(run: Run, steps: Steps, width: int) -> dict[str, float]:
     steps.window_step(width, 1)
     walls = []
     for step in range(run.repeats):
+        inputs = steps.window_inputs(width, step)
         started = time.perf_counter()
-        steps.window_step(width, step)
+        steps.session.window(*inputs)
         walls.append((time.perf_counter() - started) * 1e3)
     name = f"window-{window_bucket(width, BLOCK)}"
     device = median(steps.session.milliseconds(name, run.repeats))
@@ -214,6 +217,7 @@ def measure_window(run: Run, steps: Steps, width: int) -> dict[str, float]:
         f"h200.{label}_ms.{suffix}": device,
         f"h200.{label}_wall_ms.{suffix}": wall,
         f"h200.{label}_host_ms.{suffix}": wall - device,
+        f"h200.{label}_launch_us.{suffix}": launch_microseconds(steps.session, name, run.repeats),
     }
     ratio = device / run.metrics.get(f"h200.window_floor_ms.{run.precision}", float("nan"))
     print(
@@ -242,11 +246,10 @@ def profile(run: Run, engine: CudaEngine, columns: int) -> dict[str, dict[str, f
     for event in recorded.events():
         calls[event.name[:90]] += 1
         spent[event.name[:90]] += event.device_time
-    table = {
-        name: {"calls": calls[name] / 3, "us": spent[name] / 3} for name, _ in spent.most_common(25)
-    }
+    names = [name for name, _ in spent.most_common(25)]
+    table = {name: {"calls": calls[name] / 3, "us": spent[name] / 3} for name in names}
     for name, row in table.items():
-        print(f"N={columns} {row['calls']:6.1f} x {row['us']:9.1f} us  {name}", flush=True)
+        print(f"N={columns} {row['calls']:6.1f} x {row['us']:9.1f} us  {name}")
     steps.session.close()
     return table
 
@@ -275,10 +278,9 @@ def main() -> int:
     run = Run(config, weights, gemms, fp8_gemms, precision, arguments.repeats)
     if "checks" in arguments.parts:
         run.attempt("checks", lambda: checks(run, arguments.seeds))
-    if "floor" in arguments.parts:
-        run.attempt("floor", lambda: floor(run))
-    if "kernel" in arguments.parts:
-        run.attempt("kernel", lambda: kernels(run, arguments.lengths))
+    parts = {"floor": lambda: floor(run), "kernel": lambda: kernels(run, arguments.lengths)}
+    for name in (name for name in parts if name in arguments.parts):
+        run.attempt(name, parts[name])
     with CudaEngine(config, run.weights, gemms, run.fp8_gemms) as engine:
         for columns in arguments.lengths:
             if "steps" in arguments.parts:
@@ -286,7 +288,7 @@ def main() -> int:
             if "profile" in arguments.parts:
                 run.attempt(f"profile n{columns}", partial(profile, run, engine, columns))
     run.details |= {"layers": arguments.layers, "failures": run.failures}
-    name = "window_step" if run.precision == "bf16" else "window_step_fp8"
+    name = f"window_step_{run.precision}".removesuffix("_bf16")
     path = write_result(name, torch.cuda.get_device_name(), run.metrics, run.details)
     for name in sorted(run.metrics):
         print(f"{name} = {run.metrics[name]:.6g}")

@@ -11,9 +11,11 @@ from pathlib import Path
 from lacache_trt.artifacts import Manifest, load_manifest, publish_directory, write_manifest
 from lacache_trt.engines.base import Engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.engines.registry import ENGINES, resolve, resolve_for_build
-from lacache_trt.errors import ArtifactError
+from lacache_trt.engines.registry import ENGINES, TENSORRT_ENGINES, resolve, resolve_for_build
+from lacache_trt.errors import ArtifactError, MissingDependencyError
 from lacache_trt.fp8_weights import checked_fp8_linears
+from lacache_trt.gpus import find_gpus
+from lacache_trt.model.fp8 import FP8_SM
 from lacache_trt.progress import Progress, SilentProgress
 from lacache_trt.publish import refuse_overlap
 
@@ -50,7 +52,7 @@ def build_engine(
     """Build the engine that `options` names from the bundle at `bundle` into the directory `out`.
 
     Raises:
-        MissingDependencyError: the engine cannot be built on this machine.
+        MissingDependencyError: the engine cannot be built on this machine, or not with FP8.
         ArtifactError: the bundle is incomplete or was changed.
         QuantisationError: FP8 is asked for, and a weight is NaN or infinite.
         OutputError: `out` exists already, overlaps the bundle or cannot be written.
@@ -62,7 +64,8 @@ def build_engine(
     options = replace(options, engine=entry.name)
     refuse_overlap(Path(out), Path(bundle))
     source = load_manifest(Path(bundle), "bundle", progress=progress)
-    checked_fp8_linears(source)
+    if checked_fp8_linears(source) or options.fp8 is not None:
+        _require_fp8(entry.name, options.tensorrt.sm)
     with publish_directory(Path(out), overwrite=options.overwrite) as directory:
         if options.fp8 is not None:
             source = _quantised(source, directory, options, progress)
@@ -77,6 +80,21 @@ def build_engine(
     total = load_manifest(Path(out), "engine", hashes="sizes").total_bytes()
     seconds = time.monotonic() - started
     return BuildReport(Path(out), entry.name, seconds, total, _warnings(source))
+
+
+def _require_fp8(engine: str, wanted: int | None) -> None:
+    """Before minutes of quantising: a GPU that TensorRT builds for must have FP8."""
+    if engine not in TENSORRT_ENGINES:
+        return  # ONNX Runtime computes it on the CPU; the CUDA engine asks torch
+    here = [(gpu.sm, gpu.name) for gpu in find_gpus().devices]
+    sm, name = (wanted, "the GPU of --sm") if wanted is not None else (here or [(FP8_SM, "")])[0]
+    if sm < FP8_SM:
+        raise MissingDependencyError(
+            "this GPU has no FP8 tensor cores",
+            got=f"{name}, sm_{sm}",
+            expected=f"sm_{FP8_SM} or later (L40S, RTX 40 and 50, H100, H200, B200)",
+            fix="build without --fp8, or for another GPU",
+        )
 
 
 def _quantised(

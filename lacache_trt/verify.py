@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lacache_trt.artifacts import load_manifest
+from lacache_trt.artifacts import Manifest, load_manifest
 from lacache_trt.decoding import rows
 from lacache_trt.engines.base import Canvas, Engine, Int, Sampling, StepOutputs
-from lacache_trt.engines.builder import build_engine, load_engine
+from lacache_trt.engines.builder import DERIVED, build_engine, load_engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.generation import GenerationConfig
@@ -48,6 +48,8 @@ Batch = tuple[Canvas, Int, Sampling]
 
 # max|a - b| / max|b| of every output, by the engine's dtype.
 BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+# Where linears are FP8: an ulp before a quantiser can become a step of E4M3 behind it.
+FP8_BOUND = 1e-1
 _ULP = float(np.finfo(np.float32).eps)
 _PROMPTS = (5, 12, 31)
 _BLOCK_OF_ROW = (0, 1, 3)
@@ -80,6 +82,7 @@ def verify_engine(
         engine = stack.enter_context(load_engine(manifest))
         reference, name = engine, "its own plain graph"
         if bundle is not None:
+            _check_recipe(manifest, Path(bundle))
             reference = stack.enter_context(_reference_engine(bundle, progress))
             name = "ONNX Runtime on the bundle's plain graph"
         elif "none" not in engine.capabilities.caches:
@@ -87,7 +90,7 @@ def verify_engine(
                 f"the {engine.name} engine has no plain graph to compare with",
                 fix="add --bundle BUNDLE",
             )
-        bound, sizes = BOUNDS[dtype], Sizes.of(manifest)
+        bound, sizes = _bound(manifest, dtype), Sizes.of(manifest)
         progress.start("verify", total=4)
         batches = [random_batch(engine.config, sizes, width) for width in sizes.widths]
         checks = [_repeatable(engine, batches)]
@@ -106,6 +109,23 @@ def verify_engine(
             result.to_markdown() if markdown else json.dumps(result.to_json(), indent=1) + "\n"
         )
     return result
+
+
+def _bound(manifest: Manifest, dtype: str) -> float:
+    return max(BOUNDS[dtype], FP8_BOUND) if "fp8" in manifest.body else BOUNDS[dtype]
+
+
+def _check_recipe(manifest: Manifest, bundle: Path) -> None:
+    """Raise `InvalidRequestError` if engine and bundle are not quantised alike."""
+    own, other = manifest.body.get("fp8"), load_manifest(bundle, "bundle", hashes="sizes")
+    if own != other.body.get("fp8"):
+        kept = manifest.directory / DERIVED
+        raise InvalidRequestError(
+            "the bundle is not quantised as the engine is",
+            got=f"{'an FP8' if own else 'an unquantised'} engine, and {bundle}",
+            expected="the bundle that the engine was built from",
+            fix=f"--bundle {kept}" if kept.is_dir() else "name that bundle",
+        )
 
 
 @contextmanager

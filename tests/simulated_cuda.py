@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import interpreter_repair  # noqa: F401
@@ -14,7 +15,9 @@ import torch
 
 from lacache_trt.engines.cuda import capture as capture_module
 from lacache_trt.engines.cuda import lane as lane_module
+from lacache_trt.plugins.sample_block import kernel as sample_kernel
 
+SAMPLE_CHUNK = 128  # the interpreter pays for every element of a chunk, vocabulary or not
 CPU = torch.device("cpu")
 
 
@@ -63,6 +66,9 @@ def install() -> None:
     """Replace what the engine uses of torch.cuda."""
     capture_module.capture = _capture
     lane_module.capture = _capture
+    for name in ("launch", "workspace_size"):
+        given = getattr(sample_kernel, name)
+        setattr(sample_kernel, name, partial(given, chunk=SAMPLE_CHUNK))
     replacements = {
         "Stream": Stream,
         "Event": Event,

@@ -14,7 +14,13 @@ from sample_bundle import MODEL, write_bundle
 
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.errors import ArtifactError, CapacityError, MissingDependencyError
+from lacache_trt.engines.windows import WindowMemory
+from lacache_trt.errors import (
+    ArtifactError,
+    CapacityError,
+    InvalidRequestError,
+    MissingDependencyError,
+)
 
 pytest.importorskip("triton")
 from lacache_trt.engines.cuda.engine import device_model, require_cuda
@@ -109,6 +115,27 @@ def test_what_does_not_fit_the_buffers_is_refused(name: str, value: np.ndarray) 
     layout = {"tokens": ((2, 3), "int32"), "suppress_ids": ((2, 8), "int32")}
     with pytest.raises(CapacityError, match=name):
         StagedInputs(layout, torch.device("cpu")).write({name: value})
+
+
+def test_a_window_is_placed_anew_when_anything_of_it_changes() -> None:
+    """The same values are the same window; a change in place, other pads or a length are not."""
+    memory = WindowMemory()
+    columns = np.array([[10, 11, 12, 13, -1], [20, 21, 22, 23, 24]], np.int32)
+    block = np.array([[11, 12], [20, 21]], np.int32)
+    first = memory.place(columns, block, 2, 40, 24)
+    assert memory.place(columns.copy(), block.copy(), 2, 40, 24) is first
+    wide = first["window_columns"]
+    assert wide.shape == (2, 64)
+    assert wide[0, :6].tolist() == [34, 35, 36, 37, -1, -1]
+    assert first["block_columns"].tolist() == [[35, 36], [44, 45]]
+    block += 1
+    assert memory.place(columns, block, 2, 40, 24)["block_columns"].tolist() == [[36, 37], [45, 46]]
+    assert memory.place(columns, block, 2, 40, 3)["block_columns"].tolist() == [[15, 16], [24, 25]]
+    with pytest.raises(InvalidRequestError, match="not a run of columns"):
+        memory.place(columns, block, 2, 24, 3)
+    columns[1] += 5
+    with pytest.raises(InvalidRequestError, match="outside the window"):
+        memory.place(columns, block, 2, 40, 3)
 
 
 def test_lane_bytes_grow_with_rows_and_columns() -> None:

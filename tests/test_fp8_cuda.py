@@ -16,6 +16,7 @@ from lacache_trt.errors import ArtifactError, MissingDependencyError
 pytest.importorskip("triton")
 from lacache_trt.engines.cuda import fp8
 from lacache_trt.engines.cuda.fp8 import Fp8Table, fp8_shapes, require_fp8
+from lacache_trt.engines.cuda.fp8_ops import _outputs
 from lacache_trt.engines.cuda.gemm import GemmTable, weight_shapes
 from lacache_trt.model.fp8 import Fp8Recipe, select_linears
 from lacache_trt.plugins.fp8 import dequantise_blocks, quantise_blocks, quantise_groups
@@ -61,6 +62,17 @@ def test_a_table_survives_the_manifest_and_names_only_what_exists() -> None:
     assert GemmTable({}).choice(1, 512, 128) == "cublas"
     with pytest.raises(ArtifactError, match="GEMM table"):
         Fp8Table.from_json([{"k": 1, "n": 2, "m_up_to": 3, "implementation": "cublas"}])
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 5), (4, 1), (1, 1)])
+def test_scales_are_made_with_their_rows_innermost(shape: tuple[int, int]) -> None:
+    """As cuBLASLt wants them, so that no step copies them."""
+    values, scale = _outputs(torch.empty(*shape, 512, dtype=torch.bfloat16), 256)
+    rows = shape[0] * shape[1]
+    assert (values.shape, scale.shape) == ((*shape, 256), (*shape, 2))
+    flat = scale.view(rows, -1)
+    assert (flat.stride(1), flat.data_ptr()) == (rows, scale.data_ptr())
+    assert flat.stride(0) == 1 or rows == 1
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ canvas, measured over 24 to 60 canvases: FFN in FP8 worst 2.8e-2 and, with three
 4e-6 to 2e-5; every linear in FP8 worst 7.0e-2, median 4e-4. (FP8 itself moves the logits by 5e-2.)
 Tokens of the exact and the plain step are equal, or the best two logits of the plain step lie
 within `TIE`. Random tokens are full of near ties: excused were 9 of 4,480 with the FFN in FP8, and
-31 of 1,924 with every linear, layer 0 included. On real problems none.
+31 of 1,924 with every linear, layer 0 included. The model that ships: `test_fp8_tiny`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,47 +23,43 @@ import numpy as np
 import pytest
 from canvases import block_tokens, greedy, random_shape, relative_error
 from eager import EagerSession
-from fp8_models import export_once, load_fp8_eager, make_checkpoint, quantised
+from fp8_models import load_fp8_eager, make_bundle, make_checkpoint
 from fp8_reference import quantise_everything, quantise_ffns
 from reference_model import load_reference
 
 from lacache_trt import GenerationConfig, Runtime
-from lacache_trt.artifacts import Manifest, load_manifest
-from lacache_trt.demo.problems import is_correct, problem
+from lacache_trt.artifacts import Manifest, load_manifest, write_manifest
 from lacache_trt.engines.builder import build_engine, load_engine
 from lacache_trt.engines.onnxruntime.engine import OnnxRuntimeEngine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.errors import InvalidRequestError
+from lacache_trt.errors import InvalidRequestError, NumericalError
 from lacache_trt.export import derive
 from lacache_trt.model.fp8 import Fp8Recipe
+from lacache_trt.model.safetensors_file import read_safetensors_header
 
-WORST = {"llada": 5e-2, "tiny-llada": 5e-2, "dream": 1.5e-1}
+WORST = {"llada": 5e-2, "dream": 1.5e-1}
 MEDIAN = {"llada": 1e-4, "dream": 1e-2}
-TIE = {"llada": 0.1, "tiny-llada": 0.1, "dream": 1.0}
-EXCUSED = {"llada": 0.005, "tiny-llada": 0.005, "dream": 0.03}
-RECIPES = {"llada": Fp8Recipe(), "dream": Fp8Recipe(scope="all", layers="0-2")}
+TIE = {"llada": 0.1, "dream": 1.0}
+EXCUSED = {"llada": 0.005, "dream": 0.03}
+LAYERS = {"llada": 3, "dream": 2}
+RECIPES = {"llada": Fp8Recipe(), "dream": Fp8Recipe(scope="all", layers="0-1")}
 CASES = 24
 Folders = tuple[Path, Path, Path]
 """Checkpoint, bundle and FP8 engine."""
 
 
 @pytest.fixture(scope="session")
-def built(
-    tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Any]
-) -> Callable[[str], Folders]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folders]:
     """Directories by name of model, each made once per process."""
 
     @cache
     def build(name: str) -> Folders:
         folder = tmp_path_factory.mktemp(f"fp8-{name}")
         engine = folder / "engine"
-        if name in RECIPES:
-            checkpoint = make_checkpoint(name, folder / "checkpoint")
-            bundle = export_once(checkpoint, folder / "bundle").directory
-        else:
-            checkpoint, bundle = models(name).checkpoint, models(name).bundle
-        recipe = RECIPES.get(name, Fp8Recipe())
-        build_engine(bundle, engine, BuildOptions(engine="onnxruntime", threads=1, fp8=recipe))
+        checkpoint = make_checkpoint(name, folder / "checkpoint", layers=LAYERS[name])
+        bundle = make_bundle(checkpoint, folder / "bundle").directory
+        options = BuildOptions(engine="onnxruntime", threads=1, fp8=RECIPES[name])
+        build_engine(bundle, engine, options)
         return checkpoint, bundle, engine
 
     return build
@@ -118,7 +115,7 @@ def test_logits_are_those_of_the_fake_quantised_reference(
         assert np.median(values) <= MEDIAN[name], key
 
 
-@pytest.mark.parametrize("name", ["llada", "dream", "tiny-llada"])
+@pytest.mark.parametrize("name", ["llada", "dream"])
 def test_exact_equals_plain_in_tokens(engine_of: Any, name: str) -> None:
     engine: OnnxRuntimeEngine = engine_of(name)
     session = engine.session()
@@ -142,19 +139,6 @@ def test_exact_equals_plain_in_tokens(engine_of: Any, name: str) -> None:
             excused += 1
     print(f"{name}: {excused} of {tokens} excused")
     assert excused <= EXCUSED[name] * tokens
-
-
-def test_real_problems_come_out_the_same_with_and_without_caches(built: Any) -> None:
-    problems = [problem("held-out", index) for index in range(3)]
-    questions = [each.question for each in problems]
-    answers = {}
-    with Runtime.load(built("tiny-llada")[2]) as runtime:
-        for kind in ("exact", "none"):
-            config = GenerationConfig(gen_length=64, block_length=32, steps=32, cache=kind)
-            answers[kind] = runtime.generate(questions, config)
-    assert [one.tokens for one in answers["exact"]] == [one.tokens for one in answers["none"]]
-    right = [is_correct(a, b.text or "") for a, b in zip(problems, answers["exact"], strict=True)]
-    assert sum(right) >= 2
 
 
 def test_the_manifests_record_the_recipe(built: Any) -> None:
@@ -211,10 +195,48 @@ def test_an_interrupted_build_leaves_nothing(
     assert digests(bundle) == before
 
 
+def with_embedding(engine: Path, out: Path, token: int, value: float) -> Path:
+    """A copy of an engine directory with one embedding row of this value, its hashes right."""
+    manifest = load_manifest(engine, "engine")
+    tensor = read_safetensors_header(manifest.path("weights.safetensors"))["embed.weight"]
+    width = tensor.shape[1]
+    shutil.copytree(engine, out)
+    with open(out / "weights.safetensors", "r+b") as file:
+        file.seek(tensor.offset + 4 * width * token)
+        file.write(np.full(width, value, np.float32).tobytes())
+    (out / "manifest.json").unlink()
+    write_manifest(out, "engine", manifest.body)
+    return out
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_activations_that_are_not_finite_are_an_error(
+    built: Any, tmp_path: Path, value: float
+) -> None:
+    """No answer is made of what a quantiser makes of NaN."""
+    out = with_embedding(built("llada")[2], tmp_path / "engine", 5, value)
+    config = GenerationConfig(gen_length=8, block_length=8, steps=8)
+    with Runtime.load(out) as runtime:
+        assert runtime.generate([3, 4], config).tokens
+        with pytest.raises(NumericalError):
+            runtime.generate([3, 5, 4], config)
+
+
+def test_activations_of_zeros_stay_zeros(built: Any, tmp_path: Path) -> None:
+    """Every group of a zero row is a zero group: scale 1, values 0, and never NaN."""
+    out = with_embedding(built("llada")[2], tmp_path / "engine", 5, 0.0)
+    canvas = random_shape(2).canvas(load_manifest(out).model)
+    canvas.tokens[canvas.tokens != load_manifest(out).model.mask_id] = 5
+    block, rows = random_shape(2).block_columns, random_shape(2).rows
+    with load_engine(load_manifest(out)) as engine:
+        found = engine.session().plain(canvas, block, greedy(rows, engine.config), block)
+    assert np.isfinite(found.logits).all()
+
+
 def test_a_linear_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     """FFN width 192: the down projections stay in the model's dtype, with a warning."""
     checkpoint = make_checkpoint("llada", tmp_path / "checkpoint", ffn=192, layers=2)
-    bundle = export_once(checkpoint, tmp_path / "bundle")
+    bundle = make_bundle(checkpoint, tmp_path / "bundle", graphs=("fill", "reuse"))
     options = BuildOptions(engine="onnxruntime", threads=1, fp8=Fp8Recipe())
     report = build_engine(bundle.directory, tmp_path / "engine", options)
     assert report.warnings == (
@@ -226,7 +248,9 @@ def test_a_linear_that_does_not_fit_is_reported(tmp_path: Path) -> None:
         shape = random_shape(1)
         canvas, block = shape.canvas(engine.config), shape.block_columns
         sampling = greedy(shape.rows, engine.config)
-        found = engine.session().plain(canvas, block, sampling, block)
-        eager = EagerSession(load_fp8_eager(quantised(bundle, tmp_path / "fp8")))
+        session = engine.session()
+        session.fill(canvas, block)
+        found = session.reuse(block_tokens(canvas, block), sampling, block)
+        eager = EagerSession(load_fp8_eager(load_manifest(tmp_path / "engine" / "bundle")))
         expected = eager.plain(canvas, block, sampling, block)
         assert relative_error(found.logits, expected.logits) <= WORST["llada"]

@@ -16,12 +16,15 @@ from safetensors.torch import load_file, save_file
 from test_fp8_quantise import CONFIG, run, write_source
 
 from lacache_trt.artifacts import load_manifest, publish_directory, write_manifest
+from lacache_trt.engines import builder
 from lacache_trt.engines.builder import build_engine, load_engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.errors import ArtifactError, CheckpointError, LaCacheError
+from lacache_trt.engines.tensorrt.options import TensorRTOptions
+from lacache_trt.errors import ArtifactError, CheckpointError, LaCacheError, MissingDependencyError
 from lacache_trt.export.dequantise import E4M3_VALUES
 from lacache_trt.export.weights import write_weights
 from lacache_trt.fp8_weights import checked_fp8_linears
+from lacache_trt.gpus import Gpu, GpuReport
 from lacache_trt.model.checkpoint import Checkpoint
 from lacache_trt.model.fp8 import Fp8Recipe, fp8_section, select_linears
 
@@ -112,6 +115,31 @@ def test_fp8_weights_without_a_recipe_are_refused(tmp_path: Path) -> None:
     manifest = load_manifest(write_directory(tmp_path / "bad", section=None))
     with pytest.raises(ArtifactError, match="not those of the FP8 recipe"):
         load_engine(manifest)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("where", ["the GPU of --sm", "NVIDIA A100"])
+def test_fp8_for_a_gpu_without_it_is_refused_before_anything_is_quantised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool, where: str
+) -> None:
+    """Asked for with --fp8, or in the bundle already; the GPU named, or the one that is here."""
+    entry = builder.ENGINES["tensorrt-rtx"]
+    here = () if where.startswith("the") else (Gpu(where, "8.0", 2**36),)
+    monkeypatch.setattr(builder, "resolve_for_build", lambda name, sm: entry)
+    monkeypatch.setattr(builder, "find_gpus", lambda: GpuReport("580", "13.0", here, None))
+    bundle = write_directory(tmp_path / "bundle", kind="bundle")
+    if asked:
+        monkeypatch.setattr(builder, "checked_fp8_linears", lambda manifest: frozenset())
+    options = BuildOptions(
+        engine="tensorrt-rtx",
+        tensorrt=TensorRTOptions(sm=None if here else 86),
+        fp8=Fp8Recipe() if asked else None,
+    )
+    with pytest.raises(MissingDependencyError, match="no FP8 tensor cores") as caught:
+        build_engine(bundle, tmp_path / "out", options)
+    assert f"{where}, sm_{80 if here else 86}" in str(caught.value)
+    assert "sm_89 or later" in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 # Checkpoints that are FP8 already

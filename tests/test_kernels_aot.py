@@ -113,6 +113,20 @@ def test_linears_use_the_eight_bit_matrix_units(compiled: Lookup) -> None:
                 assert "cp.async.cg.shared.global" in result.ptx
 
 
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize(
+    "name", ["rms_norm_quant.llada", "group_quant.llada", "swiglu_quant.llada"]
+)
+def test_only_a_conversion_through_half_is_rounded_to_odd(
+    name: str, sm: int, compiled: Lookup
+) -> None:
+    """Were the compiler to convert another way, the kernels would round twice or for nothing."""
+    (result,), (made,) = compiled(name, torch.float16, sm), SHIPPING[name](torch.float16, sm)
+    through_half = "cvt.rn.satfinite.e4m3x2.f16x2" in result.ptx
+    assert through_half != ("cvt.rn.satfinite.e4m3x2.f32" in result.ptx)
+    assert made.constants["VIA_HALF"] == through_half
+
+
 @pytest.mark.parametrize(
     "name", ["rms_norm.llada", "rms_norm.dream", "swiglu.llada", "rope.d128", "sample_block.llada"]
 )

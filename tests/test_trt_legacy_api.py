@@ -29,7 +29,14 @@ from lacache_trt.engines.tensorrt.legacy_api import (
     LegacyTensorRT,
     is_legacy,
 )
-from lacache_trt.engines.tensorrt.legacy_build import check_network, constrain
+from lacache_trt.engines.tensorrt.legacy_build import (
+    QUICK_TACTICS,
+    WORKSPACE_BYTES,
+    LegacyTarget,
+    check_network,
+    configure,
+    constrain,
+)
 from lacache_trt.engines.tensorrt.legacy_directory import fixed_profile
 from lacache_trt.engines.tensorrt.legacy_graph import LoweredGraph
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
@@ -262,6 +269,47 @@ def test_a_network_that_differs_from_the_contract_is_refused() -> None:
             check_network(trt, network(), graph, spec, SIZES)
 
 
+class Config:
+    """A builder's configuration that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.flags: set[str] = {"TF32"}
+        self.limits: dict[str, int] = {}
+        self.sources = 0
+
+    def set_flag(self, flag: str) -> None:
+        self.flags.add(flag)
+
+    def clear_flag(self, flag: str) -> None:
+        self.flags.remove(flag)
+
+    def set_tactic_sources(self, sources: int) -> None:
+        self.sources = sources
+
+    def set_memory_pool_limit(self, pool: str, limit: int) -> None:
+        self.limits[pool] = limit
+
+
+@pytest.mark.parametrize("constraints", ["obey", "prefer"])
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+def test_the_builder_obeys_types_without_tf32(constraints: Any, kind: str) -> None:
+    flags = ("TF32", "FP16", "ENABLE_TACTIC_HEURISTIC")
+    flags += ("OBEY_PRECISION_CONSTRAINTS", "PREFER_PRECISION_CONSTRAINTS")
+    trt = SimpleNamespace(
+        ProfilingVerbosity=SimpleNamespace(DETAILED="DETAILED"),
+        BuilderFlag=SimpleNamespace(**{name: name for name in flags}),
+        TacticSource=SimpleNamespace(CUBLAS=0, CUBLAS_LT=1, CUDNN=2, JIT_CONVOLUTIONS=4),
+        MemoryPoolType=SimpleNamespace(WORKSPACE="WORKSPACE"),
+    )
+    target = LegacyTarget(trt, Path("library"), None, constraints, QUICK_TACTICS, kind == "float16")
+    builder = SimpleNamespace(create_builder_config=Config)
+    config = configure(target, builder, LoweredGraph(b"", {"x": kind, "i": "int32"}, ()))
+    half = {"FP16", "ENABLE_TACTIC_HEURISTIC"} if kind == "float16" else set()
+    assert config.flags == {f"{constraints.upper()}_PRECISION_CONSTRAINTS"} | half
+    assert config.sources == 0b11
+    assert config.limits == {"WORKSPACE": WORKSPACE_BYTES}
+
+
 # --- options ---
 
 
@@ -282,6 +330,7 @@ def test_sizes_are_fixed() -> None:
     ("dtype", "settings", "message"),
     [
         ("bfloat16", {}, "no bfloat16"),
+        ("float32", {}, "no float32 kernels"),
         ("float16", {"plugins": False}, "--no-plugins"),
         ("float16", {"weights": "shared"}, "--weights shared"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -11,44 +11,48 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from built import Built
-from fp8_models import quantised
 from native_entry import NativeEntry
 from plugin_cases import CASES, SIZES
 
-from lacache_trt.artifacts import Manifest, load_manifest
+from lacache_trt.demo.run import CHECKPOINT
 from lacache_trt.engines.tensorrt import attach_programs
-from lacache_trt.engines.tensorrt.legacy_lowering import lower_graph
+from lacache_trt.engines.tensorrt.legacy_lowering import lower_model
 from lacache_trt.engines.tensorrt.legacy_types import LegacyTypes
 from lacache_trt.errors import VerificationError
-from lacache_trt.export.graphs import capture_graph, weight_locations
-from lacache_trt.model.fp8 import fp8_linears
+from lacache_trt.export.graphs import capture_graph
+from lacache_trt.export.passes.external_weights import WeightLocation
+from lacache_trt.model.checkpoint import Checkpoint
+from lacache_trt.model.config import fp8_dtypes, parameter_shapes
+from lacache_trt.model.fp8 import Fp8Recipe, select_linears
 from lacache_trt.plugins import library
 from lacache_trt.plugins.packing import pack
 
-FLOAT, INT32, FP8 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT8E4M3FN
+FP8 = ir.DataType.FLOAT8E4M3FN
+KINDS = {"float16": ir.DataType.FLOAT16, "float32": ir.DataType.FLOAT, "float8_e4m3fn": FP8}
 TENSORS = {"B": 2, "N": 24, "Bk": 8, "S": 3, "E": 2, "R": 0}
 
 
 @pytest.fixture(scope="module")
-def bundle(models: Callable[[str], Built], tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """tiny-llada with FP8 in its FFNs; of the graphs `reuse` alone."""
-    plain = load_manifest(models("tiny-llada").bundle, "bundle", hashes="sizes")
-    derived = quantised(plain, tmp_path_factory.mktemp("legacy-fp8") / "bundle")
-    weights = weight_locations(derived.path("weights.safetensors"))
-    linears = fp8_linears(derived.body, derived.model)
-    graph = capture_graph(derived.model, "reuse", "float32", 23, weights, linears)
-    ir.save(graph, derived.directory / "reuse.onnx")
-    return derived
+def reuse() -> ir.Model:
+    """`reuse` of three layers of tiny-llada's width in float16 with FP8 in two FFNs, no weights."""
+    config = replace(Checkpoint.open(CHECKPOINT).config, num_layers=3, dtype="float16")
+    linears = select_linears(config, Fp8Recipe()).linears
+    kinds, offset, locations = fp8_dtypes(linears), 0, {}
+    for name, shape in parameter_shapes(config, linears).items():
+        dtype = KINDS[kinds.get(name, "float16")]
+        nbytes = int(prod(shape) * dtype.itemsize)
+        locations[name] = WeightLocation("weights.safetensors", offset, nbytes, dtype, shape)
+        offset += nbytes
+    return capture_graph(config, "reuse", "float16", 23, locations, linears)
 
 
-def external(tensor: onnx.TensorProto) -> tuple[str, str]:
-    facts = {entry.key: entry.value for entry in tensor.external_data}
-    return facts["offset"], facts["length"]
+def external(tensor: ir.TensorProtocol | None) -> tuple[int | None, int | None]:
+    assert isinstance(tensor, ir.ExternalTensor)
+    return tensor.offset, tensor.length
 
 
 def test_fp8_weights_and_activations_become_words(
-    bundle: Manifest, monkeypatch: pytest.MonkeyPatch
+    reuse: ir.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -57,27 +61,28 @@ def test_fp8_weights_and_activations_become_words(
         return b"no kernel is compiled here"
 
     monkeypatch.setattr(attach_programs, "packed_program", program)
-    path = bundle.directory / "reuse.onnx"
-    before = onnx.load(path, load_external_data=False)
-    graph = lower_graph(path, 90, TENSORS)
-    after = onnx.load_model_from_string(graph.data)
+    weights = {
+        name: (each.const_value.shape.numpy(), external(each.const_value))
+        for name, each in reuse.graph.initializers.items()
+        if each.const_value is not None and each.const_value.dtype == FP8
+    }
+    assert len(weights) == 4
+    graph = lower_model(reuse, 90, TENSORS)
     assert asked
     assert all(asked)
-    layers = bundle.model.layers
+    after = onnx.load_model_from_string(graph.data)
     operators = Counter(node.op_type for node in after.graph.node if node.domain == "lacache")
-    assert (operators["RMSNormQuant"], operators["SwiGLUQuant"], operators["GroupLinear"]) == (
-        layers, layers, 2 * layers
-    )  # fmt: skip
+    counts = [operators[op] for op in ("RMSNormQuant", "SwiGLUQuant", "GroupLinear")]
+    assert counts == [2, 2, 4]
 
-    weights = {each.name: each for each in before.graph.initializer if each.data_type == FP8}
-    found = {each.name: each for each in after.graph.initializer}
-    assert len(weights) == 2 * layers
-    for name, weight in weights.items():
-        rows, width = weight.dims
-        assert (found[name].data_type, list(found[name].dims)) == (INT32, [rows, width // 4])
-        assert external(found[name]) == external(weight)
-        assert int(external(weight)[1]) == rows * width
-    assert all(each.data_type != FP8 for each in after.graph.initializer)
+    found = ir.from_proto(after).graph.initializers
+    for name, ((rows, width), place) in weights.items():
+        words = found[name].const_value
+        assert words is not None
+        assert (words.dtype, words.shape.numpy()) == (ir.DataType.INT32, (rows, width // 4))
+        assert external(words) == place
+        assert place[1] == rows * width
+    assert FP8 not in {each.dtype for each in found.values()}
 
     shapes = {
         each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim]
@@ -90,16 +95,16 @@ def test_fp8_weights_and_activations_become_words(
             assert prod(shapes[words]) * 4 == prod(shapes[scale]) * 128
         if node.op_type == "GroupLinear":
             assert graph.types[node.input[0]] == "int32"
-            assert graph.types[node.output[0]] == "float32"
+            assert graph.types[node.output[0]] == "float16"
 
 
 def test_a_weight_in_the_graph_keeps_its_bytes() -> None:
     values = torch.linspace(-400, 400, 24).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
     tensor = ir.TensorProtoTensor(
-        onnx.helper.make_tensor("w", FP8, [3, 8], values.tobytes(), raw=True)
+        onnx.helper.make_tensor("w", int(FP8), [3, 8], values.tobytes(), raw=True)
     )
     weight = ir.Value(name="w", const_value=tensor, shape=ir.Shape([3, 8]))
-    weight.dtype = ir.DataType.FLOAT8E4M3FN
+    weight.dtype = FP8
     node = ir.node("GroupLinear", [weight], domain="lacache")
     node.outputs[0].dtype = ir.DataType.FLOAT
     graph = ir.Graph([], node.outputs, nodes=[node], initializers=[weight])
@@ -120,7 +125,7 @@ def test_fp8_outside_plugins_and_part_words_are_refused(
     x = ir.Value(name="x", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
     make = ir.node("GroupQuant", [x], domain="lacache")
     make.outputs[0].name, make.outputs[0].shape = "words", ir.Shape([1, width])
-    make.outputs[0].dtype = ir.DataType.FLOAT8E4M3FN
+    make.outputs[0].dtype = FP8
     use = ir.node(op, make.outputs, domain=domain)
     use.outputs[0].dtype = ir.DataType.FLOAT
     graph = ir.Graph([x], use.outputs, nodes=[make, use])

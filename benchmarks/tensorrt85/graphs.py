@@ -3,14 +3,15 @@
 `lowered_graphs` makes the graphs of a model at several fixed sizes over a weights file that exists
 only as a layout: the GPU machine writes it, with random numbers of LLaDA-8B's shape or with
 tiny-llada's weights. `tiny_reference` makes those, and ONNX Runtime's traces of the held-out
-problems. Its fp16 weights serve the float32 graphs too, so one reference does for both.
+problems; `tiny_fp8` makes the same for FP8, with its graphs.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -19,12 +20,12 @@ import onnx_ir as ir
 import traces
 from llada_shape import shallow
 
-from lacache_trt.artifacts import load_manifest
+from lacache_trt.artifacts import Manifest, load_manifest
 from lacache_trt.contract import graph_specs
 from lacache_trt.contract_json import contract_to_json
 from lacache_trt.demo.problems import problem
 from lacache_trt.demo.run import CHECKPOINT
-from lacache_trt.engines.builder import build_engine, load_engine
+from lacache_trt.engines.builder import DERIVED, build_engine, load_engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.tensorrt.layout import GRAPHS, WEIGHTS_FILE
 from lacache_trt.engines.tensorrt.legacy_directory import fixed_profile
@@ -38,12 +39,14 @@ from lacache_trt.export.weights import plan_layout
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.model.checkpoint import Checkpoint
 from lacache_trt.model.config import DTYPE_BYTES, Dtype, ModelConfig, parameter_shapes
+from lacache_trt.model.fp8 import Fp8Recipe
 from lacache_trt.text import TextCodec
 
 SM = 90
 OPSET = 23
 PROBLEMS, GENERATED, BATCH = 32, 64, 4
 BLOCKS = (8, 32, 64)
+FP8_BLOCKS = (32,)
 TINY_LENGTH = 128  # the held-out prompts have up to 63 tokens
 LENGTHS = (384, 1152)
 FACTS = "model.json"
@@ -68,10 +71,8 @@ def held_out(codec: TextCodec) -> list[list[int]]:
 def tiny_reference(folder: Path) -> None:
     """tiny-llada's float16 weights, the held-out prompts and ONNX Runtime's traces."""
     with tempfile.TemporaryDirectory() as temporary:
-        bundle = Path(temporary) / "bundle"
-        export_bundle(str(CHECKPOINT), bundle, ExportOptions(dtype="float16", validate="off"))
-        manifest = load_manifest(bundle, "bundle")
-        codec = TextCodec.load(bundle)
+        manifest = _tiny_bundle(Path(temporary) / "bundle")
+        codec = TextCodec.load(manifest.directory)
         if codec is None:
             raise RuntimeError("tiny-llada has lost its tokenizer")
         prompts = held_out(codec)
@@ -80,18 +81,63 @@ def tiny_reference(folder: Path) -> None:
         (folder / "weights.float16").write_bytes(data[start:])
         (folder / "prompts.json").write_text(json.dumps(prompts))
         out = Path(temporary) / "engine"
-        build_engine(bundle, out, BuildOptions(engine="onnxruntime", threads=1))
-        with load_engine(load_manifest(out, "engine")) as engine:
-            for block in BLOCKS:
-                trace = traces.generate_traced(engine, prompts, decoding(block), BATCH)
-                traces.save(folder / f"onnxruntime.bk{block}.npz", trace)
+        build_engine(manifest.directory, out, BuildOptions(engine="onnxruntime", threads=1))
+        _traces(out, prompts, BLOCKS, folder)
 
 
-def tiny_graphs(folder: Path, dtype: Dtype) -> None:
-    """tiny-llada's graphs in `dtype` at every block length."""
-    config = replace(Checkpoint.open(CHECKPOINT).config, dtype=dtype)
-    profiles = {f"bk{block}": f"B={BATCH},N={TINY_LENGTH},Bk={block}" for block in BLOCKS}
-    lowered_graphs(config, dtype, profiles, folder)
+def tiny_fp8(folder: Path) -> None:
+    """tiny-llada with FP8 in its FFNs, at one block length: weights, graphs, ONNX Runtime's trace.
+
+    The prompts are `tiny_reference`'s.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        manifest = _tiny_bundle(Path(temporary) / "bundle")
+        codec = TextCodec.load(manifest.directory)
+        if codec is None:
+            raise RuntimeError("tiny-llada has lost its tokenizer")
+        out = Path(temporary) / "engine"
+        options = BuildOptions(engine="onnxruntime", threads=1, fp8=Fp8Recipe())
+        build_engine(manifest.directory, out, options)
+        derived = load_manifest(out / DERIVED, "bundle", hashes="sizes")
+        shutil.copyfile(derived.path(WEIGHTS_FILE), folder / WEIGHTS_FILE)
+        for graph in GRAPHS:
+            for block in FP8_BLOCKS:
+                profile = fixed_profile((_tiny_profile(block),), manifest.model.max_length)
+                target = folder / f"bk{block}"
+                target.mkdir(exist_ok=True)
+                model = ir.load(derived.path(f"{graph}.onnx"))
+                lower_model(model, SM, _sizes(profile)).write(target / f"{graph}.onnx")
+                _write_facts(target, manifest.model, "float16", profile)
+        _traces(out, held_out(codec), FP8_BLOCKS, folder)
+
+
+def _tiny_bundle(folder: Path) -> Manifest:
+    export_bundle(str(CHECKPOINT), folder, ExportOptions(dtype="float16", validate="off"))
+    return load_manifest(folder, "bundle")
+
+
+def _traces(
+    engine_directory: Path, prompts: list[list[int]], blocks: Sequence[int], folder: Path
+) -> None:
+    with load_engine(load_manifest(engine_directory, "engine")) as engine:
+        for block in blocks:
+            trace = traces.generate_traced(engine, prompts, decoding(block), BATCH)
+            traces.save(folder / f"onnxruntime.bk{block}.npz", trace)
+
+
+def tiny_graphs(folder: Path) -> None:
+    """tiny-llada's graphs in float16 at every block length."""
+    config = replace(Checkpoint.open(CHECKPOINT).config, dtype="float16")
+    profiles = {f"bk{block}": _tiny_profile(block) for block in BLOCKS}
+    lowered_graphs(config, "float16", profiles, folder)
+
+
+def _tiny_profile(block: int) -> str:
+    return f"B={BATCH},N={TINY_LENGTH},Bk={block}"
+
+
+def _sizes(profile: Profile) -> dict[str, int]:
+    return {symbol: value.tuned for symbol, value in profile.ranges.items()}
 
 
 def llada_8b(folder: Path, layers: int) -> None:
@@ -123,10 +169,9 @@ def lowered_graphs(
         ir.save(model, path)
         for name, text in profiles.items():
             profile = fixed_profile((text,), config.max_length)
-            sizes = {symbol: value.tuned for symbol, value in profile.ranges.items()}
             target = folder / name
             target.mkdir(exist_ok=True)
-            lower_model(ir.load(path), SM, sizes).write(target / f"{graph}.onnx")
+            lower_model(ir.load(path), SM, _sizes(profile)).write(target / f"{graph}.onnx")
             _write_facts(target, config, dtype, profile)
         path.unlink()
     (folder / "weights.header").write_bytes(layout.header)

@@ -34,6 +34,8 @@ from lacache_trt.progress import SilentProgress
 
 ROOT = Path(os.environ["TRT85_ROOT"])
 PLUGINS = ROOT / "plugin" / "liblacache_trt_plugins.so"
+TACTICS_VARIABLE = "TRT85_TACTICS"
+"""Names of TensorRT's tactic sources to build with instead, or nothing for none but its own."""
 
 
 def tensorrt() -> Any:
@@ -70,10 +72,13 @@ def build(trt: Any, model: Path, weights: Path, out: Path, quick: bool = False) 
         model: folder of the lowered graphs.
         weights: folder of their weights file.
         out: of an earlier call of the same model, or to be made.
-        quick: leave out the kernels that are compiled while they are timed.
+        quick: time fewer kernels, and none that is compiled for it.
     """
-    finished, key = out.with_name(f"{out.name}.built.json"), _sources(model)
-    if finished.is_file():
+    tactics = QUICK_TACTICS if quick else TACTICS
+    if TACTICS_VARIABLE in os.environ:
+        tactics = tuple(os.environ[TACTICS_VARIABLE].split())
+    finished, key = out.with_name(f"{out.name}.built.json"), _sources(model, tactics, quick)
+    if finished.is_file() and out.is_dir():
         known = json.loads(finished.read_text())
         if known.pop("key") == key:
             print("plans of an earlier run", flush=True)
@@ -88,7 +93,7 @@ def build(trt: Any, model: Path, weights: Path, out: Path, quick: bool = False) 
         weights=weights,
     )
     out.mkdir(parents=True)
-    body, constraints = _written(trt, described, out, QUICK_TACTICS if quick else TACTICS)
+    body, constraints = _written(trt, described, out, tactics, quick)
     config = read_model_section(facts["model"])
     write_manifest(out, "engine", {"model": config.to_json(), **body})
     manifest = load_manifest(out, "engine", hashes="sizes")
@@ -99,25 +104,25 @@ def build(trt: Any, model: Path, weights: Path, out: Path, quick: bool = False) 
     return built
 
 
-def _sources(model: Path) -> str:
-    """What plans depend on: the graphs and the plugin library."""
-    digest = hashlib.sha256(PLUGINS.read_bytes())
+def _sources(model: Path, tactics: tuple[str, ...], quick: bool) -> str:
+    """What plans depend on: the graphs, the plugin library, where kernels come from."""
+    digest = hashlib.sha256(PLUGINS.read_bytes() + repr((tactics, quick)).encode())
     for name in GRAPHS:
         digest.update((model / f"{name}.onnx").read_bytes())
     return digest.hexdigest()
 
 
 def _written(
-    trt: Any, model: LegacyModel, out: Path, tactics: tuple[str, ...]
+    trt: Any, model: LegacyModel, out: Path, tactics: tuple[str, ...], quick: bool
 ) -> tuple[dict[str, Any], str]:
     """Measured kernels are shared by all graphs of a run."""
     cache = ROOT / "work" / "timing.cache"
     try:
-        target = LegacyTarget(trt, PLUGINS, cache, "obey", tactics)
+        target = LegacyTarget(trt, PLUGINS, cache, "obey", tactics, quick)
         return write_plans(target, model, out, SilentProgress()), "obey"
     except EngineError as error:
         print(f"obeying the types failed, preferring them instead: {error}", flush=True)
-        target = LegacyTarget(trt, PLUGINS, cache, "prefer", tactics)
+        target = LegacyTarget(trt, PLUGINS, cache, "prefer", tactics, quick)
         return write_plans(target, model, out, SilentProgress()), "prefer"
 
 

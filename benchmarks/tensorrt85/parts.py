@@ -91,7 +91,8 @@ class Run:
     def _old(self) -> dict[str, str]:
         """Python 3.10 with TensorRT 8.5; cuBLAS must be there before Myelin looks for it."""
         lib = self.root / "lib"
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        names = ("PATH", "HOME", "TRT85_TACTICS")
+        kept = {name: os.environ[name] for name in names if name in os.environ}
         driver = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
         driver.append("/usr/local/nvidia/lib64")
         return {
@@ -120,8 +121,9 @@ class Run:
 
 
 def tiny(run: Run, dtype: str, only: str = "") -> None:
-    """Every block length, or `bkN` alone, after one another: they share measured kernels."""
-    for block in [int(only.removeprefix("bk"))] if only else BLOCKS:
+    """Every packed block length, or `bkN` alone; one at a time, for they share measured kernels."""
+    packed = [b for b in BLOCKS if (run.root / "models" / f"tiny.{dtype}" / f"bk{b}").is_dir()]
+    for block in [int(only.removeprefix("bk"))] if only else packed:
         name = f"tiny.{dtype}.bk{block}"
         result = run.results / f"{name}.json"
         result.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Packs everything that the TensorRT 8.5 run needs, on a machine with a network and without a GPU.
 
-    python3 benchmarks/run_from_checkout.py benchmarks/tensorrt85/prepare.py WORK HEADERS PYTHON
+    PYTHONPATH=benchmarks python3 benchmarks/run_from_checkout.py \\
+        benchmarks/tensorrt85/prepare.py WORK HEADERS PYTHON
 
 WORK keeps downloads and compressed libraries between runs; its folder `payload/` receives
 `part-NN` (the libraries, which never change) and `small/`: `code` (scripts, graphs, the plugin
@@ -36,8 +37,8 @@ NEEDED = ("platformdirs==4.12.4", "typing_extensions==4.16.0", "siphash24==1.9",
 PLATFORMS = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
 NEWER = ("manylinux_2_24_x86_64", "manylinux_2_28_x86_64")
 SCRIPTS = ("tensorrt85", "llada_shape.py", "reference_llada.py", "result_file.py")
-MODELS = ("tiny.reference", "tiny.float16", "tiny.float32", "slice.4", "slice.32")
-GEMM, CUDNN = "libcublasLt.so.11", "libcudnn.so.8"
+MODELS = ("tiny.reference", "tiny.float16", "tiny.fp8", "slice.4", "slice.32")
+CUDNN = "libcudnn.so.8"
 # These stay whole: their kernels are checked against a SHA-256 digest when a builder is made, and
 # with a single kernel overwritten TensorRT gives no builder (`validateCaskKLibDigest`).
 WHOLE = ("libnvinfer.so.8", "libnvinfer_builder_resource.so.8.5.3")
@@ -102,17 +103,9 @@ def _library(path: Path, folder: Path) -> Path:
     target = folder / f"{path.name}.zst"
     if not target.exists():
         if path.name not in WHOLE:
-            cuobjdump = find_cuobjdump() if path.name == GEMM else None
-            print(f"{path.name}: {thin(path, graphs.SM, cuobjdump):,} bytes cleared", flush=True)
+            print(f"{path.name}: {thin(path, graphs.SM):,} bytes cleared", flush=True)
         compress(path, target)
     return target
-
-
-def find_cuobjdump() -> Path:
-    """Triton's package carries one."""
-    import triton
-
-    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 def base(work: Path, python: Path) -> None:
@@ -177,16 +170,15 @@ def unpacker(folder: Path) -> None:
 
 
 def make_model(model: str, folder: Path) -> None:
-    """One of `tiny.reference`, `tiny.DTYPE`, `slice.LAYERS`."""
+    """One of `tiny.reference`, `tiny.float16`, `tiny.fp8`, `slice.LAYERS`."""
     kind, setting = model.split(".")
     fresh = folder.with_name(f"{folder.name}.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
     if kind == "slice":
         graphs.llada_8b(_made(fresh), int(setting))
-    elif setting == "reference":
-        graphs.tiny_reference(_made(fresh))
     else:
-        graphs.tiny_graphs(_made(fresh), setting)  # type: ignore[arg-type]
+        make = {"reference": graphs.tiny_reference, "fp8": graphs.tiny_fp8}
+        make.get(setting, graphs.tiny_graphs)(_made(fresh))
     fresh.rename(folder)
 
 

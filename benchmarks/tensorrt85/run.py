@@ -11,7 +11,8 @@ PAYLOAD is the folder that `part-NN` and `small/` were copied to. PART is any of
 KIND=SECONDS is the limit of one process of a kind. The parts go on in the background after SECONDS
 of waiting; a call without parts waits for them again, one with more parts queues nothing and is
 refused. Every call leaves in $OUT what there is so far: `trt85.json` in the form of
-benchmarks/results/, the logs and the inspector's reports. `--stop` ends what still runs.
+benchmarks/results/, the logs and the inspector's reports. `--stop` ends what still runs. Plans that
+an earlier call built are used again. TRT85_TACTICS names TensorRT's tactic sources to build with.
 """
 
 from __future__ import annotations
@@ -168,7 +169,10 @@ def collect(root: Path) -> None:
 
 
 def device_name() -> str:
+    """As the driver names it."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    if shutil.which(command[0]) is None:
+        return "unknown"
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
@@ -179,7 +183,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--wait", type=float, default=540)
     parser.add_argument("--stop", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     OUT.mkdir(parents=True, exist_ok=True)
     root, started = find_root(), time.monotonic()
     if arguments.stop:

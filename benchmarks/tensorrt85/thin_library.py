@@ -5,17 +5,13 @@ A CUDA library holds each kernel once per GPU generation, in *fat binaries*: a h
 (kind: 1 PTX, 2 machine code; header size; bytes of content; at byte 28 the compute capability) and
 content. The driver reads the headers and opens the content of the entry that fits its GPU alone.
 The others' contents are overwritten with zeros; sizes and places stay, so the library loads as it
-was. Of cuBLASLt's remaining kernels, half are for types and routines that no network here can ask
-for (FP8, bf16, integers, double, complex, triangular products, gradients); they go by name.
+was. A library that checks its kernels against a digest, as TensorRT's does, cannot be treated so.
 """
 
 from __future__ import annotations
 
 import mmap
-import re
 import struct
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +19,6 @@ from pathlib import Path
 _MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 _HEADER, _ENTRY, _SM_AT = struct.Struct("<IHHQ"), struct.Struct("<HHIQ"), 28
 _PTX, _MACHINE = 1, 2
-_NEEDLESS = re.compile(
-    "e4m3|e5m2|bf16|bfloat16|tf32|c1688|i8i|i8_|s8_|int8|int32|ci8|Kernel_triangular"
-    "|cf16|cf32|cf64|cp32|cp64|f64|z884|d884|double|float2|_d(relu|gelu)_"
-)
 
 
 @dataclass(frozen=True)
@@ -72,39 +64,11 @@ def unneeded(entries: list[Entry], sm: int) -> list[Entry]:
     return [entry for entry in entries if entry not in kept]
 
 
-def thin(path: Path, sm: int, cuobjdump: Path | None = None) -> int:
-    """Overwrite in place what the GPU does not need; returns the bytes that became zeros.
-
-    With `cuobjdump`, kernels of types and routines that are not needed go too.
-    """
+def thin(path: Path, sm: int) -> int:
+    """Overwrite in place what the GPU does not need; returns the bytes that became zeros."""
     cleared = 0
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        binaries = list(fat_binaries(data))
-        doomed = [entry for entries in binaries for entry in unneeded(entries, sm)]
-        if cuobjdump is not None:
-            fitting = [e for each in binaries for e in each if (e.kind, e.sm) == (_MACHINE, sm)]
-            names = kernel_names(path, sm, cuobjdump)
-            doomed += [e for e, found in zip(fitting, names, strict=True) if is_needless(found)]
-        for entry in doomed:
+        for entry in [each for found in fat_binaries(data) for each in unneeded(found, sm)]:
             data[entry.start : entry.end] = bytes(entry.end - entry.start)
             cleared += entry.end - entry.start
     return cleared
-
-
-def kernel_names(path: Path, sm: int, cuobjdump: Path) -> list[list[str]]:
-    """Names of the kernels of every piece of machine code for `sm`, in the file's order."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [str(cuobjdump.resolve()), "-xelf", f"sm_{sm}", str(path.resolve())]
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        # LIBRARY.NUMBER.sm_90.cubin, numbered over all architectures.
-        files = sorted(Path(folder).iterdir(), key=lambda each: int(each.name.split(".")[-3]))
-        return [_kernels(each.read_bytes()) for each in files]
-
-
-def _kernels(cubin: bytes) -> list[str]:
-    return [name.decode() for name in set(re.findall(rb"\.text\.([A-Za-z0-9_$]+)", cubin))]
-
-
-def is_needless(names: list[str]) -> bool:
-    """Whether all of these kernels are for something that is never asked for."""
-    return bool(names) and all(_NEEDLESS.search(name) for name in names)

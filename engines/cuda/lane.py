@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ class Lane:
         self._steps: dict[int, StagedInputs] = {}
         self._windows: dict[Key, StagedInputs] = {}
         self._outputs: dict[Key, tuple[Tensor, Tensor]] = {}
-        self._read: dict[Key, list[NDArray[np.generic]]] = {}
+        self._read: dict[Key, list[NDArray[Any]]] = {}
 
     def fill(self, inputs: Arrays) -> None:
         """Enqueue the computation of the caches for the geometry given."""

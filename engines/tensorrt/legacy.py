@@ -1,7 +1,8 @@
 """`build --engine tensorrt --trt-version 8.5`: the old TensorRT that can be had whole.
 
 The same passes, plugin library and manifest as for TensorRT 10 and 11. What 8.5 cannot have is
-refused: bfloat16, plugin-free plans (it has no Mod), shared weights, ranges of sizes.
+refused: bfloat16, plugin-free plans (it has no Mod), shared weights, ranges of sizes. So is
+float32: the attention kernels spill registers in it, and no plugin is shipped that does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lacache_trt.gpus import find_gpus
 from lacache_trt.plugins.library import find_library
 from lacache_trt.progress import Progress
 
-DTYPES = ("float16", "float32")
+DTYPE = "float16"
 
 
 def build_legacy(
@@ -61,11 +62,13 @@ def build_legacy(
 
 
 def _check(dtype: str, settings: TensorRTOptions) -> None:
-    if dtype not in DTYPES:
+    if dtype != DTYPE:
+        missing = {"float32": "our plugins have no float32 kernels"}
         raise InvalidRequestError(
-            f"TensorRT {LEGACY} has no {dtype}",
-            expected=" or ".join(DTYPES),
-            fix="export again with --dtype float16",
+            missing.get(dtype, f"TensorRT {LEGACY} has no {dtype}"),
+            got=dtype,
+            expected=DTYPE,
+            fix=f"export again with --dtype {DTYPE}",
         )
     refused = {
         "--no-plugins": not settings.plugins,

@@ -40,6 +40,7 @@ class LegacyTarget:
         timing_cache: file of measured tactics.
         constraints: `obey` fails where a layer has no kernel in its type, `prefer` takes another.
         tactics: where kernels may come from.
+        heuristic: let TensorRT time only the kernels that it expects to be good.
     """
 
     trt: Any
@@ -47,6 +48,7 @@ class LegacyTarget:
     timing_cache: Path | None = None
     constraints: Literal["obey", "prefer"] = "obey"
     tactics: tuple[str, ...] = TACTICS
+    heuristic: bool = False
 
 
 def build_legacy_plan(
@@ -78,7 +80,7 @@ def build_legacy_plan(
         )
     check_network(trt, network, graph, spec, sizes)
     constrain(trt, network, graph.types)
-    config = _config(target, builder, graph)
+    config = configure(target, builder, graph)
     cache = _use_timing_cache(config, target)
     plan = builder.build_serialized_network(network, config)
     _checked(plan, f"TensorRT could not build the graph {spec.name!r}", logger)
@@ -142,7 +144,8 @@ def _builder(trt: Any, logger: Any) -> Any:
         ) from error
 
 
-def _config(target: LegacyTarget, builder: Any, graph: LoweredGraph) -> Any:
+def configure(target: LegacyTarget, builder: Any, graph: LoweredGraph) -> Any:
+    """The builder's configuration for a graph."""
     trt = target.trt
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -150,6 +153,8 @@ def _config(target: LegacyTarget, builder: Any, graph: LoweredGraph) -> Any:
     if "float16" in graph.types.values():
         config.set_flag(trt.BuilderFlag.FP16)
     config.set_flag(getattr(trt.BuilderFlag, f"{target.constraints.upper()}_PRECISION_CONSTRAINTS"))
+    if target.heuristic:
+        config.set_flag(trt.BuilderFlag.ENABLE_TACTIC_HEURISTIC)
     config.set_tactic_sources(
         sum(1 << int(getattr(trt.TacticSource, name)) for name in target.tactics)
     )

@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
-from onnx_ir.passes.common import (
-    CommonSubexpressionEliminationPass,
-    InlinePass,
-    RemoveUnusedNodesPass,
-)
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from lacache_trt.engines.tensorrt.attach_programs import AttachPrograms
 from lacache_trt.engines.tensorrt.legacy_graph import LoweredGraph
@@ -40,15 +36,7 @@ def lower_model(model: ir.Model, sm: int, sizes: Mapping[str, int]) -> LoweredGr
     before = [value.name for value in (*model.graph.inputs, *model.graph.outputs)]
     model = AttachPrograms(sm, fp8_as_int32=True)(model).model
     _forget_plugin_functions(model)
-    steps = (
-        InlinePass(),
-        FixSizes(sizes),
-        # Sine and cosine once instead of in every layer: 8.5 times and compiles what it is given.
-        CommonSubexpressionEliminationPass(),
-        LowerOpset(),
-        RemoveUnusedNodesPass(),
-        LegacyTypes(),
-    )
+    steps = (InlinePass(), FixSizes(sizes), LowerOpset(), RemoveUnusedNodesPass(), LegacyTypes())
     for step in steps:  # one by one: `Sequential` would wrap our errors in its own
         model = step(model).model
     after = [value.name for value in (*model.graph.inputs, *model.graph.outputs)]

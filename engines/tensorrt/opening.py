@@ -19,7 +19,7 @@ from lacache_trt.engines.tensorrt.logger import new_logger
 from lacache_trt.engines.tensorrt.profiles import Profile, profiles_from_json
 from lacache_trt.engines.tensorrt.staging import ALIGNMENT, bytes_of
 from lacache_trt.errors import ArtifactError, CapacityError
-from lacache_trt.model.safetensors_file import FLOAT_DTYPES, read_safetensors_header
+from lacache_trt.model.safetensors_file import E4M3, FLOAT_DTYPES, read_safetensors_header
 from lacache_trt.plugins.abi import abi_text
 from lacache_trt.plugins.library import find_library, load_library
 
@@ -106,6 +106,9 @@ def open_plans(manifest: Manifest, trt: Any, device: Device) -> Opened:
     return Opened(runtime, resources, profiles)
 
 
+_DTYPES = {**FLOAT_DTYPES, E4M3: "float8_e4m3fn"}
+
+
 def _absent(manifest: Manifest, graph: str) -> frozenset[str]:
     """Tensors that a plan of fixed sizes lacks, because they are empty."""
     absent = manifest.body.get("absent")
@@ -132,7 +135,7 @@ def _shared_weights(manifest: Manifest) -> dict[str, TensorSpec]:
             fix="build the engine again: lacache-trt build BUNDLE OUT --force",
         )
     return {
-        name: TensorSpec(name, header[name].shape, FLOAT_DTYPES[header[name].dtype])
+        name: TensorSpec(name, header[name].shape, _DTYPES[header[name].dtype])
         for name in sorted(names)
     }
 

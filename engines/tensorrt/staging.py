@@ -17,7 +17,7 @@ from lacache_trt.engines.padding import Arrays, fitted
 from lacache_trt.engines.tensorrt.device import Device
 
 ALIGNMENT = 256
-ELEMENT_BYTES = {"int32": 4, "float32": 4, "float16": 2, "bfloat16": 2}
+ELEMENT_BYTES = {"int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 
 
 def shape_of(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -23,6 +23,9 @@ ScaleRule = Literal["max", "mse"]
 Quantiser = Literal["builtin", "modelopt"]
 GROUP = 128
 FORMAT = 1
+FP8_SM = 89
+"""First compute capability with FP8 tensor cores."""
+_NOT_BUILT = frozenset({"per-channel"})
 _SECTION = {"format", "recipe", "linears", "excluded", "unfit", "facts"}
 _OBJECTS = ("recipe", "excluded", "unfit", "facts")
 _CHOICES = {"scope": Scope, "recipe": Granularity, "scales": ScaleRule, "quantiser": Quantiser}
@@ -49,6 +52,13 @@ class Fp8Recipe:
     quantiser: Quantiser = "builtin"
 
     def __post_init__(self) -> None:
+        if self.recipe in _NOT_BUILT:
+            raise InvalidRequestError(
+                f"the FP8 recipe {self.recipe} is not built yet",
+                got=f"--fp8-recipe {self.recipe}",
+                expected="per-group, which needs the plugins",
+                fix="leave it out; without plugins build without --fp8",
+            )
         for name, kind in _CHOICES.items():
             if getattr(self, name) not in get_args(kind):
                 raise InvalidRequestError(
