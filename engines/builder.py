@@ -65,7 +65,7 @@ def build_engine(
     refuse_overlap(Path(out), Path(bundle))
     source = load_manifest(Path(bundle), "bundle", progress=progress)
     if checked_fp8_linears(source) or options.fp8 is not None:
-        _require_fp8(entry.name, options.tensorrt.sm)
+        require_fp8_gpu(entry.name, options.tensorrt.sm)
     with publish_directory(Path(out), overwrite=options.overwrite) as directory:
         if options.fp8 is not None:
             source = _quantised(source, directory, options, progress)
@@ -82,8 +82,8 @@ def build_engine(
     return BuildReport(Path(out), entry.name, seconds, total, _warnings(source))
 
 
-def _require_fp8(engine: str, wanted: int | None) -> None:
-    """Before minutes of quantising: a GPU that TensorRT builds for must have FP8."""
+def require_fp8_gpu(engine: str, wanted: int | None) -> None:
+    """Raise `MissingDependencyError` if TensorRT is to build FP8 for a GPU without it."""
     if engine not in TENSORRT_ENGINES:
         return  # ONNX Runtime computes it on the CPU; the CUDA engine asks torch
     here = [(gpu.sm, gpu.name) for gpu in find_gpus().devices]

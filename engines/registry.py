@@ -207,10 +207,11 @@ def _automatic(sm: int | None) -> EngineEntry:
             return entry
         problems.append(f"{name}: {problem}")
     named = f"--engine tensorrt-rtx --sm {sm or 89} (for another machine's L40S or RTX GPU)"
+    install = f"{ENGINES['tensorrt'].install} on a machine with an NVIDIA GPU and its driver"
     raise MissingDependencyError(
         "--engine auto builds for TensorRT, or else for TensorRT-RTX, and neither can be used here",
         got="; ".join(problems),
-        fix=f"{ENGINES['tensorrt'].install}, or choose {named}, {_choices(*TENSORRT_ENGINES)}",
+        fix=f"{install}, or choose {named}, {_choices(*TENSORRT_ENGINES)}",
     )
 
 

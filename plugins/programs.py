@@ -37,6 +37,17 @@ KERNEL_SMS = (89, 90)
 
 
 @lru_cache(maxsize=64)
+def require_kernels(sm: int) -> None:
+    """Raise `EngineError` if the plugins have no kernels for this SM."""
+    if sm not in KERNEL_SMS:
+        raise EngineError(
+            "the plugins have no kernels for this GPU",
+            got=f"sm_{sm}",
+            expected=", ".join(f"sm_{known}" for known in KERNEL_SMS),
+            fix="build the portable variant: --no-plugins",
+        )
+
+
 def packed_program(
     op: str, dtype: torch.dtype, width: int, sm: int, fp8_as_int32: bool = False
 ) -> bytes:
@@ -54,11 +65,5 @@ def packed_program(
     """
     if op not in PROGRAMS:
         raise EngineError("this op has no plugin", got=op, expected=", ".join(PROGRAMS))
-    if sm not in KERNEL_SMS:
-        raise EngineError(
-            "the plugins have no kernels for this GPU",
-            got=f"sm_{sm}",
-            expected=", ".join(f"sm_{known}" for known in KERNEL_SMS),
-            fix="build the portable variant: --no-plugins",
-        )
+    require_kernels(sm)
     return pack(PROGRAMS[op](dtype, width, sm), sm, fp8_as_int32=fp8_as_int32)

@@ -13,16 +13,18 @@ from typing import Any
 import onnx_ir as ir
 
 from lacache_trt.artifacts import Manifest
+from lacache_trt.engines.builder import require_fp8_gpu
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.registry import resolve_for_build
 from lacache_trt.engines.tensorrt.building import Resolved, resolve_build
 from lacache_trt.engines.tensorrt.layout import plan_file
 from lacache_trt.engines.tensorrt.profiles import Profile
 from lacache_trt.engines.tensorrt.share_weights import dtype_name, large_weights, weight_tensors
+from lacache_trt.fp8_weights import checked_fp8_linears
 from lacache_trt.gpus import find_gpus
 from lacache_trt.model.config import DTYPE_BYTES, ModelConfig
 from lacache_trt.model.fp8 import GROUP, refuse_fp8_source, select_linears
-from lacache_trt.plugins.programs import PROGRAMS
+from lacache_trt.plugins.programs import PROGRAMS, require_kernels
 from lacache_trt.plugins.spec import DOMAIN
 
 _QUANTISERS = {"gate_up": "RMSNormQuant", "down": "SwiGLUQuant", "head": "RMSNormQuant"}
@@ -33,12 +35,17 @@ def plan_build(bundle: Manifest, options: BuildOptions) -> dict[str, Any]:
     """The resolved build of a bundle as plain JSON types.
 
     Raises:
-        MissingDependencyError: it could not be built here.
+        MissingDependencyError: it could not be built here, or not for that GPU.
+        EngineError: the plugins have no kernels for the GPU.
         InvalidRequestError, CapacityError: an option does not suit the bundle.
     """
     entry = resolve_for_build(options.engine, options.tensorrt.sm)
     settings = options.tensorrt
     resolved = resolve_build(bundle, entry.name, settings)
+    if options.fp8 is not None or checked_fp8_linears(bundle):
+        require_fp8_gpu(entry.name, resolved.sm)
+    if settings.plugins:
+        require_kernels(resolved.sm)
     models = {name: ir.load(bundle.path(f"{name}.onnx")) for name in resolved.contract}
     linears = planned_linears(bundle, options)
     return {

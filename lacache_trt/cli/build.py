@@ -72,6 +72,7 @@ def _show_built(output: Output, report: BuildReport) -> None:
 
     def render() -> None:
         from lacache_trt.cli.tables import human_bytes, key_values
+        from lacache_trt.engines.builder import DERIVED
 
         key_values(
             f"engine {report.out}",
@@ -81,6 +82,8 @@ def _show_built(output: Output, report: BuildReport) -> None:
                 "seconds": f"{report.seconds:.1f}",
             },
         )
+        if (report.out / DERIVED).is_dir():
+            print(f"kept: {report.out / DERIVED}, the quantised bundle; `verify` compares with it")
         print(
             f'next: lacache-trt generate {report.out} "your question" --gen-length 128 --steps 128'
         )
