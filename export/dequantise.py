@@ -55,7 +55,9 @@ def dequantise_rows(
     wide = np.repeat(blocks, BLOCK, axis=1)[:, :columns]
     if bool(((wide == 0) & (values != 0)).any()):
         raise _wrong_scale(weight, 0.0)
-    return values * wide
+    with np.errstate(over="ignore"):  # what overflows is refused where the band is checked
+        product: NDArray[np.float32] = values * wide
+    return product
 
 
 def _wrong_scale(weight: str, scale: float) -> CheckpointError:

@@ -80,12 +80,15 @@ def _described(tensor: StoredTensor | None) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor is not None else "missing"
 
 
+_LARGEST_SCALE = np.finfo(np.float32).max / 448  # 448 is the largest E4M3 value
+
+
 def check_scales(path: Path, name: str, tensor: StoredTensor) -> None:
-    """`ArtifactError` unless every scale is a positive, finite number."""
+    """`ArtifactError` unless every scale is positive, and finite times the largest E4M3 value."""
     with open_regular(path.resolve()) as descriptor:
         data = read_exactly(descriptor, tensor.nbytes, tensor.offset, path)
     values = np.frombuffer(data, "<f4")
-    good = np.isfinite(values) & (values > 0)
+    good = np.isfinite(values) & (values > 0) & (values <= _LARGEST_SCALE)
     if not good.all():
         place = np.unravel_index(int(np.argmin(good)), tensor.shape)
         raise ArtifactError(

@@ -19,6 +19,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from lacache_trt.decoding import rows
 from lacache_trt.engines.base import Canvas, Engine, Int, Sampling, StepOutputs
 from lacache_trt.engines.builder import DERIVED, build_engine, load_engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.errors import InvalidRequestError
+from lacache_trt.errors import ArtifactError, InvalidRequestError, OutputError
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.progress import Progress, SilentProgress
@@ -40,7 +41,7 @@ from lacache_trt.verify_generation import (
     greedy,
     settings_for,
 )
-from lacache_trt.verify_report import Check, VerifyReport
+from lacache_trt.verify_report import Check, VerifyReport, largest_difference
 from lacache_trt.verify_sizes import Sizes
 from lacache_trt.verify_window import window_checks
 
@@ -73,11 +74,27 @@ def verify_engine(
 
     Raises:
         ArtifactError: a file or the contract is not what the manifest says.
-        InvalidRequestError: the engine has no plain graph and no bundle is given.
+        InvalidRequestError: the engine has no plain graph and no bundle is given, or the bundle is
+            not the engine's.
+        OutputError: the report cannot be written.
     """
     progress = progress or SilentProgress()
+    if report is not None and not report.parent.is_dir():
+        raise OutputError(
+            "the report has no folder to be written to",
+            got=str(report),
+            expected="a file in a folder that exists",
+            fix=f"create {report.parent} first",
+        )
     manifest = load_manifest(Path(directory), "engine", progress=progress)
-    dtype = str(manifest.body["dtype"])
+    dtype = manifest.body.get("dtype")
+    if dtype not in BOUNDS:
+        raise ArtifactError(
+            "the engine's manifest names no dtype that can be checked",
+            got=repr(dtype),
+            expected=", ".join(BOUNDS),
+            fix="build the engine again",
+        )
     with ExitStack() as stack:
         engine = stack.enter_context(load_engine(manifest))
         reference, name = engine, "its own plain graph"
@@ -116,8 +133,15 @@ def _bound(manifest: Manifest, dtype: str) -> float:
 
 
 def _check_recipe(manifest: Manifest, bundle: Path) -> None:
-    """Raise `InvalidRequestError` if engine and bundle are not quantised alike."""
+    """Raise `InvalidRequestError` if the bundle is of another model or quantised in another way."""
     own, other = manifest.body.get("fp8"), load_manifest(bundle, "bundle", hashes="sizes")
+    if replace(manifest.model, dtype=other.model.dtype) != other.model:
+        raise InvalidRequestError(
+            "the bundle is of another model than the engine",
+            got=str(bundle),
+            expected="the bundle that the engine was built from",
+            fix="name that bundle",
+        )
     if own != other.body.get("fp8"):
         kept = manifest.directory / DERIVED
         raise InvalidRequestError(
@@ -198,9 +222,8 @@ def _outputs_agree(
         session.close()
         same = got.token == expected.token
         for name in _OUTPUTS:
-            left, right = getattr(got, name)[same], getattr(expected, name)[same]
-            figure = float(np.abs(left - right).max() / max(np.abs(right).max(), 1e-30))
-            worst[name] = max(worst[name], figure)
+            figure = largest_difference(getattr(got, name), getattr(expected, name), same)
+            worst[name] = float(np.maximum(worst[name], figure))
         total += same.size
         differing += int((~same & (expected.margin > bound)).sum())
         excused += int((~same & (expected.margin <= bound)).sum())

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def largest_difference(
+    found: NDArray[np.float32], expected: NDArray[np.float32], same: NDArray[np.bool_]
+) -> float:
+    """Largest difference where `same`, over the largest expected value; NaN if there is a NaN.
+
+    0 if nothing is the same: then the tokens differ, which is another check.
+    """
+    difference = np.where(same, np.abs(found - expected), 0.0).max()
+    scale = np.where(same, np.abs(expected), 0.0).max()
+    return float(difference / np.maximum(scale, 1e-30))
 
 
 @dataclass(frozen=True)
@@ -32,8 +48,12 @@ class VerifyReport:
         return all(check.passed for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types, `passed` included."""
-        return {"passed": self.passed, **asdict(self)}
+        """Plain types, `passed` included; a figure that is no finite number is null."""
+        data = {"passed": self.passed, **asdict(self)}
+        for check in data["checks"]:
+            figures = check["figures"].items()
+            check["figures"] = {name: v if math.isfinite(v) else None for name, v in figures}
+        return data
 
     def to_markdown(self) -> str:
         """A table to paste into a report."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from lacache_trt.engines.base import Canvas, Engine, Int, Sampling, StepOutputs
-from lacache_trt.verify_report import Check
+from lacache_trt.verify_report import Check, largest_difference
 
 Batch = tuple[Canvas, Int, Sampling]
 Distance = tuple[float, float, float]
@@ -69,9 +69,8 @@ def _distance(found: StepOutputs, expected: StepOutputs, bound: float) -> Distan
     near = expected.margin <= bound
     worst = 0.0
     for name in _SCORES:
-        left, right = getattr(found, name), getattr(expected, name)
-        scale = max(float(np.abs(right).max()), 1e-30)
-        worst = max(worst, float(np.where(same, np.abs(left - right), 0.0).max()) / scale)
+        figure = largest_difference(getattr(found, name), getattr(expected, name), same)
+        worst = float(np.maximum(worst, figure))
     return worst, float((~same & ~near).sum()), float((~same & near).sum())
 
 
@@ -83,7 +82,7 @@ def _differing_bits(one: StepOutputs, other: StepOutputs) -> int:
 
 
 def _check(name: str, distances: list[Distance], bound: float) -> Check:
-    worst = max(distance[0] for distance in distances)
+    worst = float(np.max([distance[0] for distance in distances]))
     differing, excused = (sum(distance[i] for distance in distances) for i in (1, 2))
     figures = {"relative": worst, "differing": differing, "excused": excused}
     return Check(name, worst <= bound and differing == 0, figures)

@@ -52,12 +52,13 @@ class Fp8Recipe:
     quantiser: Quantiser = "builtin"
 
     def __post_init__(self) -> None:
-        if self.recipe in _NOT_BUILT:
+        _check_types(self.layers, self.exclude)
+        if isinstance(self.recipe, str) and self.recipe in _NOT_BUILT:
             raise InvalidRequestError(
                 f"the FP8 recipe {self.recipe} is not built yet",
                 got=f"--fp8-recipe {self.recipe}",
                 expected="per-group, which needs the plugins",
-                fix="leave it out; without plugins build without --fp8",
+                fix="leave --fp8-recipe out; with --no-plugins leave --fp8 out too",
             )
         for name, kind in _CHOICES.items():
             if getattr(self, name) not in get_args(kind):
@@ -73,6 +74,19 @@ class Fp8Recipe:
     def to_json(self) -> dict[str, Any]:
         """Plain types only."""
         return {**asdict(self), "exclude": list(self.exclude)}
+
+
+def _check_types(layers: object, exclude: object) -> None:
+    if layers is not None and not isinstance(layers, str):
+        raise InvalidRequestError(
+            "FP8 layers are not text", got=repr(layers), expected="a str such as 1-31, or None"
+        )
+    if not isinstance(exclude, tuple) or not all(isinstance(each, str) for each in exclude):
+        raise InvalidRequestError(
+            "FP8 exclude is not a tuple of patterns",
+            got=repr(exclude),
+            expected='a tuple of str such as ("*.down",)',
+        )
 
 
 @dataclass(frozen=True)
