@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from test_export import load_graph
 
 from lacache_trt.artifacts import load_manifest
+from lacache_trt.contract import BASE_GRAPHS
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.errors import CapacityError, CheckpointError, OutputError, VerificationError
@@ -100,7 +101,7 @@ def test_validation_finds_a_wrong_graph(
     onnx.save(model, bundle / f"{graph}.onnx")
     config = load_manifest(models("llada").bundle).model
     with pytest.raises(VerificationError) as caught:
-        validate_bundle(bundle, config, "float32", "full", SilentProgress())
+        validate_bundle(bundle, config, "float32", "full", SilentProgress(), BASE_GRAPHS)
     assert isinstance(caught.value.got, dict)
     assert {name.split(".")[0] for name in caught.value.got} == {graph}
 
@@ -116,8 +117,9 @@ def test_validation_finds_nan(models: Any, monkeypatch: pytest.MonkeyPatch) -> N
         return outputs
 
     monkeypatch.setattr(validate, "_run_graph", with_nan)
+    config = load_manifest(bundle).model
     with pytest.raises(VerificationError) as caught:
-        validate_bundle(bundle, load_manifest(bundle).model, "float32", "full", SilentProgress())
+        validate_bundle(bundle, config, "float32", "full", SilentProgress(), BASE_GRAPHS)
     assert caught.value.got == {"reuse.confidence": "nan"}
 
 
@@ -143,7 +145,7 @@ def test_validation_by_slice(models: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(validate, "_available_bytes", lambda: 0)
     bundle = models("llada").bundle
     config = load_manifest(bundle).model
-    report = validate_bundle(bundle, config, "float32", "auto", SilentProgress())
+    report = validate_bundle(bundle, config, "float32", "auto", SilentProgress(), BASE_GRAPHS)
     assert report["mode"] == "slice"
     assert 0 < report["worst"] <= report["bound"]
 

@@ -7,6 +7,7 @@ sources are sparse files; what is written is not.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,13 @@ from sample_bundle import MODEL
 from lacache_trt.export.weights import plan_layout
 from lacache_trt.model.config import parameter_shapes
 
+# Freed bands go back to the system at once; else the figures show what malloc keeps, which varies.
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+}
 _SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -61,6 +69,7 @@ def measure(folder: Path, layers: int) -> tuple[int, dict[str, int]]:
         text=True,
         check=True,
         timeout=300,
+        env={**os.environ, **_ALLOCATOR},
     )
     target.unlink()
     return layout.size, json.loads(done.stdout)
