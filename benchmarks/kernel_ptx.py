@@ -76,7 +76,7 @@ def shipping(sm: int) -> list[Configuration]:
         for width in fp8_checks.NORM_WIDTHS:
             found += fp8_checks.rms_norm_quant.configurations(dtype, width, sm)
             found += fp8_checks.group_quant.configurations(dtype, width, sm)
-        for width in fp8_checks.FFN_WIDTHS:
+        for width in (*fp8_checks.FFN_WIDTHS, fp8_checks.NORM_WIDTHS[0]):
             found += fp8_checks.swiglu_quant.configurations(dtype, width, sm)
         for add in (False, True):
             found += fp8_checks.group_linear.configurations(dtype, sm, add)

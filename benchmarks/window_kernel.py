@@ -30,11 +30,15 @@ SPLIT_TILES = (
     kernel.SPLIT[90],
     Tiles(32, 64, 4, 3),
     Tiles(32, 32, 4, 3),
+    Tiles(32, 64, 2, 2),
+    Tiles(32, 64, 8, 2),
+    Tiles(32, 128, 4, 1),
+    Tiles(32, 128, 8, 1),
     Tiles(16, 64, 4, 2),
     Tiles(64, 64, 4, 2),
 )
 WIDE_TILES = (kernel.SPLIT[90], Tiles(64, 64, 4, 2))  # split, where it competes with tiled
-TILED_TILES = (kernel.TILES[90], Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 3))
+TILED_TILES = (kernel.TILES[90], Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 3))
 CHUNK_KEYS = (64, 128, 256)
 MERGE_WARPS = (1, 2, 4)
 ROPE_GRIDS = (

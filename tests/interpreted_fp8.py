@@ -33,8 +33,6 @@ DTYPES = (torch.float32, torch.float16)
 GEOMETRIES = {
     "stream": Geometry(16, 32, 4, 2, streams=True),
     "tiled": Geometry(16, 64, 4, 2),
-    "more_rows": Geometry(32, 64, 4, 2, more_rows=16),
-    "more_columns": Geometry(16, 128, 4, 2, more_columns=True),
 }
 BOUND = 256 * 2.0**-24
 

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lacache_trt.engines.cuda.capture import capture, replay_milliseconds
-from lacache_trt.engines.cuda.fp8 import Fp8Table
+from lacache_trt.engines.cuda.fp8 import Fp8Table, quantised_rows
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.model.config import ModelConfig
-from lacache_trt.plugins.fp8 import quantise_groups
 
 
 def floor_milliseconds(
@@ -84,7 +83,7 @@ def floor_calls(
             return
         n, k = weight.shape
         if (m, k) not in quantised:
-            quantised[m, k] = quantise_groups(inputs[m, k])
+            quantised[m, k] = quantised_rows(inputs[m, k])
         if (m, n) not in outputs:
             outputs[m, n] = torch.empty(m, n, device=device, dtype=dtype)
         operands = (*quantised[m, k], weight, scale)

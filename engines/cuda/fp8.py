@@ -95,6 +95,12 @@ def steps_fit(operands: Sequence[Tensor]) -> bool:
     return rows % _SCALES_PER_STEP == 0 and groups % _SCALES_PER_STEP == 0
 
 
+def quantised_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantise_groups` of x [M, K] with the scales stored as `Operands` has them."""
+    rows, scale = quantise_groups(x)
+    return rows, scale.t().contiguous().t()
+
+
 def fp8_shapes(config: ModelConfig, linears: Collection[str]) -> list[tuple[int, int]]:
     """The distinct (K, N) of the FP8 linears."""
     shapes = parameter_shapes(config)
@@ -118,8 +124,7 @@ def measure_fp8_table(
             quantise_blocks(torch.randn(n, k, device="cuda", dtype=dtype)) for _ in range(copies)
         ]
         for ceiling in ceilings:
-            rows, scale = quantise_groups(torch.randn(ceiling, k, device="cuda", dtype=dtype))
-            activations = rows, scale.t().contiguous().t()
+            activations = quantised_rows(torch.randn(ceiling, k, device="cuda", dtype=dtype))
             out = torch.empty(ceiling, n, device="cuda", dtype=dtype)
             calls = {
                 name: [partial(run, (*activations, *weight), None, out) for weight in weights]

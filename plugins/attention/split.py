@@ -32,7 +32,7 @@ from lacache_trt.plugins.triton_support import (
 MAX_CHUNKS = 64
 MIN_CHUNK_KEYS = 256
 TARGET_PROGRAMS = 512
-MERGE_WARPS = {16: 4, MAX_CHUNKS: 4}
+MERGE_WARPS = {16: 1, MAX_CHUNKS: 4}
 """Warps of a merge by its capacity: with one, a column's chunks are summed in one thread."""
 
 

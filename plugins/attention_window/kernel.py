@@ -4,8 +4,8 @@
 A program streams a run of columns in their order and takes each key from the cache or from the
 window, so that a window of any width is spread over the chunks as its columns are. Two ways, chosen
 by the number M of query rows and not by the batch:
-    - tiled (M > 128): one program per tile of query rows of a head streams all columns;
-    - split (M <= 128): programs stream chunks of the columns and a second kernel merges them
+    - tiled (M > 64): one program per tile of query rows of a head streams all columns;
+    - split (M <= 64): programs stream chunks of the columns and a second kernel merges them
       (`attention.split`); needs a workspace.
 
 Layout: q [B, Hq, M, d], k_w and v_w [B, Hkv, W, d], k and v [B, Hkv, N, d], out [B, M, Hq * d]
@@ -44,9 +44,9 @@ from lacache_trt.plugins.triton_support import (
     unspecialised,
 )
 
-TILES = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 2)}
+TILES = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 3)}
 SPLIT = {89: Tiles(32, 32, 4, 2), 90: Tiles(32, 64, 4, 2)}
-SPLIT_ROWS = 128  # up to this many query rows the keys are split
+SPLIT_ROWS = 64  # up to this many query rows the keys are split
 MIN_CHUNK_KEYS = 128
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from lacache_trt.plugins.triton_support import unspecialised
 
-MERGE_ELEMENTS = 1024
+MERGE_ELEMENTS = 256
 MERGE_WARPS = 4
 MOST_SPLITS = 16
 

@@ -54,14 +54,12 @@ class Geometry:
     """A kernel's tile and how far K is split.
 
     Attributes:
-        rows: rows of one product.
-        columns: columns of one product, at most 128.
+        rows: rows of a tile.
+        columns: columns of a tile, at most 128.
         warps: warps per program.
         stages: software pipeline depth.
         streams: the weight-streaming kernel.
         step: groups per iteration (stream only).
-        more_rows: rows of a second product in the same tile (tiled only).
-        more_columns: a second product of as many columns in the same tile (tiled only).
         programs: K is split so that about this many programs run; 0 never splits.
     """
 
@@ -71,28 +69,14 @@ class Geometry:
     stages: int
     streams: bool = False
     step: int = 1
-    more_rows: int = 0
-    more_columns: bool = False
     programs: int = 0
 
     @property
-    def all_rows(self) -> int:
-        """Rows of the whole tile."""
-        return self.rows + self.more_rows
-
-    @property
-    def all_columns(self) -> int:
-        """Columns of the whole tile."""
-        return self.columns * (2 if self.more_columns else 1)
-
-    @property
     def label(self) -> str:
-        """Short stable name, for example stream.m32n64w4s6 or tiled.m128+64n128w8s4."""
+        """Short stable name, for example stream.m32n64w4s3 or tiled.m64n128w4s4."""
         kind = "stream" if self.streams else "tiled"
-        rows = f"{self.rows}+{self.more_rows}" if self.more_rows else f"{self.rows}"
-        columns = f"{self.columns}x2" if self.more_columns else f"{self.columns}"
         step = f"k{self.step}" if self.step > 1 else ""
-        return f"{kind}.m{rows}n{columns}{step}w{self.warps}s{self.stages}"
+        return f"{kind}.m{self.rows}n{self.columns}{step}w{self.warps}s{self.stages}"
 
     @property
     def kernel(self) -> object:
@@ -105,8 +89,7 @@ class Geometry:
         ends = {"SPLIT": split, "ADD": add and not split}
         if self.streams:
             return {**base, "STEP": self.step, **ends}
-        second = 1 if self.more_rows else 2 if self.more_columns else 0
-        return {**base, "SECOND": second, "ROWS_B": self.more_rows, "BAND": BAND, **ends}
+        return {**base, "BAND": BAND, **ends}
 
 
 @dataclass(frozen=True)
@@ -122,12 +105,10 @@ class Rule:
 # SM 89 has 99 KB of shared memory.
 RULES: dict[int, tuple[Rule, ...]] = {
     90: (
-        Rule(16, 0, Geometry(16, 64, 4, 6, streams=True, programs=528)),
-        Rule(32, 0, Geometry(32, 64, 4, 6, streams=True, programs=528)),
-        Rule(64, 0, Geometry(64, 64, 4, 5, streams=True, programs=396)),
-        Rule(128, 0, Geometry(64, 128, 4, 4, programs=264)),
-        Rule(512, 0, Geometry(64, 128, 4, 3, programs=396)),
-        Rule(ANY, 0, Geometry(128, 128, 8, 4, more_rows=64)),
+        Rule(16, 0, Geometry(16, 64, 4, 3, streams=True, programs=396)),
+        Rule(32, 0, Geometry(32, 64, 4, 3, streams=True, programs=396)),
+        Rule(64, 0, Geometry(64, 64, 4, 3, streams=True, programs=396)),
+        Rule(ANY, 0, Geometry(64, 128, 4, 4, programs=264)),
     ),
     89: (
         Rule(16, 0, Geometry(16, 64, 4, 4, streams=True, programs=568)),
@@ -165,7 +146,7 @@ def choose(rows: int, columns: int, sm: int) -> Geometry:
 
 def splits(rows: int, columns: int, groups: int, geometry: Geometry) -> tuple[int, int]:
     """(splits of K, groups of each but the last)."""
-    tiles = ceil_div(rows, geometry.all_rows) * ceil_div(columns, geometry.all_columns)
+    tiles = ceil_div(rows, geometry.rows) * ceil_div(columns, geometry.columns)
     wanted = max(1, min(geometry.programs // tiles, MOST_SPLITS, groups))
     each = ceil_div(groups, wanted)
     return ceil_div(groups, each), each
@@ -173,7 +154,7 @@ def splits(rows: int, columns: int, groups: int, geometry: Geometry) -> tuple[in
 
 def most_partial(geometry: Geometry) -> int:
     """Partial sums that a split product of this geometry can need, at most."""
-    return geometry.programs * geometry.all_rows * geometry.all_columns
+    return geometry.programs * geometry.rows * geometry.columns
 
 
 def workspace_limit() -> int:
@@ -209,7 +190,7 @@ def launch(
     chosen = geometry or choose(rows, columns, device_sm(weight))
     count, each = (1, groups) if workspace is None else splits(rows, columns, groups, chosen)
     split, add = count > 1, residual is not None
-    tiles = (ceil_div(rows, chosen.all_rows), ceil_div(columns, chosen.all_columns))
+    tiles = (ceil_div(rows, chosen.rows), ceil_div(columns, chosen.columns))
     grid = (tiles[1], count, tiles[0]) if chosen.streams else (tiles[0] * tiles[1], count)
     partial = workspace if split else out
     function = stream_kernel if chosen.streams else tiled_kernel

@@ -77,7 +77,7 @@ def _rule_launches(
     count, each = _splits(geometry, rows, columns, groups)
     sizes = {"rows": rows, "columns": columns, "groups": groups, "split_groups": each}
     scalars = {**sizes, "scale_row": groups, "scale_group": ONE}
-    tiles = ceil_div(rows, geometry.all_rows), ceil_div(columns, geometry.all_columns)
+    tiles = ceil_div(rows, geometry.rows), ceil_div(columns, geometry.columns)
     grid = (tiles[1], count, tiles[0]) if geometry.streams else (tiles[0] * tiles[1], count, ONE)
     whole = product_configuration(geometry, dtype, split=False, add=False)
     unused = {"residual": "out", "workspace": "out"}
@@ -105,7 +105,7 @@ def _splits(
     """`kernel.splits`."""
     if not geometry.programs:
         return ONE, groups
-    tiles = ceil_div(rows, geometry.all_rows) * ceil_div(columns, geometry.all_columns)
+    tiles = ceil_div(rows, geometry.rows) * ceil_div(columns, geometry.columns)
     possible = constant(geometry.programs) // tiles
     wanted = maximum(1, minimum(minimum(possible, MOST_SPLITS), groups))
     each = ceil_div(groups, wanted)

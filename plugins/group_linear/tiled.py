@@ -3,10 +3,6 @@
 Hopper's FP8 products accumulate with about 14 bits inside a matrix instruction chain; every chain
 here is one group of 128, whose sum is then scaled and added in float32 (DeepSeek-V3's promotion).
 
-A tile may have a second half of rows (SECOND 1) or of columns (SECOND 2): the two products of a
-group run one after the other and share one set of partial-sum registers, so the tile is twice as
-large as the registers of one product allow, which halves the traffic from L2.
-
 The scales of the next group are read into registers while the current one is multiplied, and not
 used before: they never pass through the pipeline's shared memory, so no number of stages can
 overtake them, and no warp waits for them.
@@ -56,34 +52,21 @@ def row_scales(base, first, limit, row_stride, place, COUNT: tl.constexpr):
 def tiled_kernel(
     quantised, scale, weight, weight_scale, residual, workspace, out,
     rows, columns, groups, split_groups, scale_row, scale_group,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    SECOND: tl.constexpr, ROWS_B: tl.constexpr, BAND: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, BAND: tl.constexpr,
     SPLIT: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of M and N, splits). ROWS x COLUMNS is one product, COLUMNS at most 128."""
-    ALL_ROWS: tl.constexpr = ROWS + ROWS_B
-    ALL_COLUMNS: tl.constexpr = COLUMNS * 2 if SECOND == 2 else COLUMNS
-    row_tile, column_tile = tile_of_program(
-        tl.program_id(0), rows, columns, ALL_ROWS, ALL_COLUMNS, BAND
-    )
+    """Grid: (tiles of M and N, splits). COLUMNS is at most 128."""
+    row_tile, column_tile = tile_of_program(tl.program_id(0), rows, columns, ROWS, COLUMNS, BAND)
     split = tl.program_id(1)
     width = groups * GROUP
-    first_row = row_tile * ALL_ROWS
-    first_column = column_tile * ALL_COLUMNS
-    row_b, column_b = first_row + ROWS, first_column + COLUMNS
+    first_row = row_tile * ROWS
+    first_column = column_tile * COLUMNS
     block = (first_column // GROUP) * groups
-    block_b = (tl.minimum(column_b, columns - 1) // GROUP) * groups
     begin = split * split_groups
     end = tl.minimum(begin + split_groups, groups)
     xs = row_scales(scale, first_row, rows, scale_row, begin * scale_group, ROWS)
     ws = tl.load(weight_scale + block + begin)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if SECOND == 1:
-        xs_b = row_scales(scale, row_b, rows, scale_row, begin * scale_group, ROWS_B)
-        acc_b = tl.zeros((ROWS_B, COLUMNS), tl.float32)
-    if SECOND == 2:
-        ws_b = tl.load(weight_scale + block_b + begin)
-        acc_b = tl.zeros((ROWS, COLUMNS), tl.float32)
     for group in range(begin, end):
         following = tl.minimum(group + 1, end - 1)
         next_xs = row_scales(scale, first_row, rows, scale_row, following * scale_group, ROWS)
@@ -91,24 +74,8 @@ def tiled_kernel(
         x = group_tile(quantised, first_row, rows, width, group, ROWS, GROUP)
         w = group_tile(weight, first_column, columns, width, group, COLUMNS, GROUP)
         acc += tl.dot(x, tl.trans(w)) * (xs * ws)[:, None]
-        if SECOND == 1:
-            next_xs_b = row_scales(scale, row_b, rows, scale_row, following * scale_group, ROWS_B)
-            x_b = group_tile(quantised, row_b, rows, width, group, ROWS_B, GROUP)
-            acc_b += tl.dot(x_b, tl.trans(w)) * (xs_b * ws)[:, None]
-            xs_b = next_xs_b
-        if SECOND == 2:
-            next_ws_b = tl.load(weight_scale + block_b + following)
-            w_b = group_tile(weight, column_b, columns, width, group, COLUMNS, GROUP)
-            acc_b += tl.dot(x, tl.trans(w_b)) * (xs * ws_b)[:, None]
-            ws_b = next_ws_b
         xs = next_xs
         ws = next_ws
     row = first_row + tl.arange(0, ROWS)
     column = first_column + tl.arange(0, COLUMNS)
     write_tile(acc, row, column, split, residual, workspace, out, rows, columns, SPLIT, ADD)
-    if SECOND == 1:
-        row = row_b + tl.arange(0, ROWS_B)
-        write_tile(acc_b, row, column, split, residual, workspace, out, rows, columns, SPLIT, ADD)
-    if SECOND == 2:
-        column = column_b + tl.arange(0, COLUMNS)
-        write_tile(acc_b, row, column, split, residual, workspace, out, rows, columns, SPLIT, ADD)

@@ -1,7 +1,6 @@
 """Triton kernel of RMSNormQuant; the rule is in `op`.
 
-A program takes EACH rows, one after the other; a row stays in registers as [groups, 128], so each
-tensor moves once, and the next row is under way while one is reduced.
+A program takes one row, which stays in registers as [groups, 128], so each tensor moves once.
 
 Layout: hidden, quantised [M, D], weight [D], eps [1], contiguous, D a multiple of 128; scale
 [M, D / 128] with any strides.
@@ -27,50 +26,39 @@ from lacache_trt.plugins.fp8_kernel import (
 from lacache_trt.plugins.triton_support import (
     POINTER_TYPES,
     Configuration,
-    ceil_div,
     device_sm,
     dtype_label,
     next_power_of_two,
     unspecialised,
 )
 
-EACH = 1
 
-
-@unspecialised("scale_row", "scale_group", "rows")
+@unspecialised("scale_row", "scale_group")
 def rms_norm_quant_kernel(
-    hidden, weight, eps, quantised, scale, scale_row, scale_group, rows,
-    GROUPS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr,
+    hidden, weight, eps, quantised, scale, scale_row, scale_group,
+    GROUPS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
     MAX: tl.constexpr, ZERO: tl.constexpr, VIA_HALF: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (M / EACH, rounded up,). GROUPS groups in LANES rows of a tile."""
-    first = tl.program_id(0).to(tl.int64) * EACH
+    """Grid: (M,). GROUPS groups in LANES rows of a tile."""
+    row = tl.program_id(0).to(tl.int64)
+    base = row * (GROUPS * GROUP)
     group = tl.arange(0, LANES)
     inside = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     keep = inside < GROUPS * GROUP
     dtype = hidden.dtype.element_ty
-    following = tl.load(hidden + first * (GROUPS * GROUP) + inside, mask=keep, other=0.0)
+    wide = tl.load(hidden + base + inside, mask=keep, other=0.0).to(tl.float32)
     gain = tl.load(weight + inside, mask=keep, other=0.0).to(tl.float32)
-    epsilon = tl.load(eps)
-    for index in tl.static_range(EACH):
-        row = first + index
-        base = row * (GROUPS * GROUP)
-        wide = following.to(tl.float32)
-        if index + 1 < EACH:
-            source = hidden + base + GROUPS * GROUP + inside
-            following = tl.load(source, mask=keep & (row + 1 < rows), other=0.0)
-        total = tl.sum(tl.sum(wide * wide, 1), 0)
-        normal = (wide * tl.rsqrt(total / (GROUPS * GROUP) + epsilon)).to(dtype).to(tl.float32)
-        values = (normal * gain).to(dtype).to(tl.float32)
-        rounded, factor = quantise_tile(values, MAX, ZERO, VIA_HALF)
-        tl.store(quantised + base + inside, rounded, mask=keep & (row < rows))
-        target = scale + row * scale_row + group * scale_group
-        tl.store(target, factor, mask=(group < GROUPS) & (row < rows))
+    total = tl.sum(tl.sum(wide * wide, 1), 0)
+    normal = (wide * tl.rsqrt(total / (GROUPS * GROUP) + tl.load(eps))).to(dtype).to(tl.float32)
+    values = (normal * gain).to(dtype).to(tl.float32)
+    rounded, factor = quantise_tile(values, MAX, ZERO, VIA_HALF)
+    tl.store(quantised + base + inside, rounded, mask=keep)
+    tl.store(scale + row * scale_row + group * scale_group, factor, mask=group < GROUPS)
 
 
 def choose_warps(width: int) -> int:
-    """About 16 elements per thread."""
-    return min(16, max(1, next_power_of_two(width) // 512))
+    """About 32 elements per thread."""
+    return min(16, max(1, next_power_of_two(width) // 1024))
 
 
 def launch(
@@ -80,22 +68,19 @@ def launch(
     quantised: Tensor,
     scale: Tensor,
     warps: int | None = None,
-    each: int = EACH,
 ) -> None:
     """Write `quantised` and `scale`; hidden may have any leading dimensions."""
     width = hidden.shape[-1]
-    rows = hidden.numel() // width
-    rms_norm_quant_kernel[(ceil_div(rows, each),)](
-        hidden, weight, eps, quantised, scale, *scale_strides(scale), rows,
-        **constants(width, device_sm(hidden), each),
-        num_warps=warps or choose_warps(width), num_stages=1,
+    rms_norm_quant_kernel[(hidden.numel() // width,)](
+        hidden, weight, eps, quantised, scale, *scale_strides(scale),
+        **constants(width, device_sm(hidden)), num_warps=warps or choose_warps(width), num_stages=1,
     )  # fmt: skip
 
 
-def constants(width: int, sm: int, each: int = EACH) -> dict[str, object]:
+def constants(width: int, sm: int) -> dict[str, object]:
     """The constants of the instance for D = `width`."""
     groups = width // GROUP
-    sizes = {"GROUPS": groups, "LANES": next_power_of_two(groups), "GROUP": GROUP, "EACH": each}
+    sizes = {"GROUPS": groups, "LANES": next_power_of_two(groups), "GROUP": GROUP}
     return {**sizes, **rule_constants(sm)}
 
 
@@ -113,7 +98,6 @@ def configurations(dtype: torch.dtype, width: int, sm: int) -> list[Configuratio
                 "quantised": "*fp8e4nv",
                 "scale": "*fp32",
                 **SCALE_STRIDES,
-                "rows": "i32",
             },
             constants=constants(width, sm),
             warps=choose_warps(width),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from lacache_trt.plugins.expressions import ceil_div, constant, dimension
+from lacache_trt.plugins.expressions import constant, dimension
 from lacache_trt.plugins.fp8 import E4M3, GROUP
 from lacache_trt.plugins.packing import InputRule, LaunchRule, OutputRule, PluginProgram
-from lacache_trt.plugins.rms_norm_quant.kernel import EACH, configurations
+from lacache_trt.plugins.rms_norm_quant.kernel import configurations
 
 
 def plugin_program(dtype: torch.dtype, width: int, sm: int) -> PluginProgram:
@@ -15,7 +15,7 @@ def plugin_program(dtype: torch.dtype, width: int, sm: int) -> PluginProgram:
     batch, count = dimension("hidden", 0), dimension("hidden", 1)
     (configuration,) = configurations(dtype, width, sm)
     one, rows, groups = constant(1), batch * count, constant(width // GROUP)
-    scalars = {"scale_row": groups, "scale_group": one, "rows": rows}
+    strides = {"scale_row": groups, "scale_group": one}
     return PluginProgram(
         op="RMSNormQuant",
         inputs=(
@@ -28,5 +28,5 @@ def plugin_program(dtype: torch.dtype, width: int, sm: int) -> PluginProgram:
             OutputRule("scale", torch.float32, (batch, count, groups)),
         ),
         workspace=constant(0),
-        launches=(LaunchRule(configuration, (ceil_div(rows, EACH), one, one), scalars),),
+        launches=(LaunchRule(configuration, (rows, one, one), strides),),
     )

@@ -44,7 +44,7 @@ class Grid:
 
 
 MANY = Grid(16, 8, 4)
-FEW = Grid(8, 1, 2)
+FEW = Grid(8, 1, 4)
 FEW_ROWS = 256
 """Up to so many tokens in a batch, MANY would leave most of a device idle."""
 

@@ -32,8 +32,8 @@ from lacache_trt.plugins.triton_support import (
     unspecialised,
 )
 
-TILE = 16
-WARPS = 4
+TILE = 8
+WARPS = 2
 
 
 @unspecialised("scale_row", "scale_group")
