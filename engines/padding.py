@@ -1,7 +1,8 @@
-"""How sessions with static buffers fit a batch into them: left pads and padded id lists.
+"""How sessions with static buffers fit a batch into them: left pads, more rows, padded id lists.
 
 Buffers and captured graphs belong to one shape, so canvases are moved right until their length is a
-bucket; the valid range keeps the pads out of every result.
+bucket; the valid range keeps the pads out of every result. The last row of a batch is repeated
+until the number of rows is one of a few, since a batch shrinks as its rows finish.
 """
 
 from __future__ import annotations
@@ -29,6 +30,26 @@ def moved_right(canvas: Canvas, block_columns: Int, pads: int) -> dict[str, NDAr
         "valid_to": canvas.valid_to + moved,
         "block_columns": block_columns + moved,
     }
+
+
+def row_bucket(rows: int) -> int:
+    """The rows that a captured graph has for a batch: up to 4 its own, then 2^n or 3 * 2^n."""
+    if rows <= 4:
+        return rows
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if rows <= power * 3 // 4 else power
+
+
+def with_rows(inputs: Arrays, rows: int) -> Arrays:
+    """The inputs of a step with their last row repeated until there are `rows`."""
+    missing = rows - len(next(iter(inputs.values())))
+    if not missing:
+        return inputs
+    return {name: np.pad(value, _below(value, missing), "edge") for name, value in inputs.items()}
+
+
+def _below(value: NDArray[np.generic], missing: int) -> list[tuple[int, int]]:
+    return [(0, missing)] + [(0, 0)] * (value.ndim - 1)
 
 
 def fitted(name: str, value: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:

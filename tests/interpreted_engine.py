@@ -97,6 +97,29 @@ def test_steps_equal_the_module(config: ModelConfig) -> None:
         session.close()
 
 
+def test_rows_of_a_bucket() -> None:
+    """Five rows run in a lane of six and nothing of the sixth is seen; six share that lane."""
+    weights = weights_of(ONE_LAYER)
+    five = Shape(29, 5, (20, 16, 3, 24, 11), (0, 3, 0, 9, 2), (29, 29, 28, 29, 20), 3)
+    six = replace(five, starts=(*five.starts, 7), valid_from=(*five.valid_from, 1))
+    six = replace(six, valid_to=(*five.valid_to, 29))
+    with CudaEngine(ONE_LAYER, weights, GemmTable({})) as engine:
+        session, reference = engine.session(), truth(ONE_LAYER, weights)
+        for shape in (five, six):
+            canvas, columns = shape.canvas(ONE_LAYER), shape.block_columns
+            sampling, tokens = greedy(shape.rows, ONE_LAYER), block_tokens(canvas, columns)
+            for each in (session, reference):
+                each.fill(canvas, columns)
+            expected = reference.reuse(tokens, sampling, columns)
+            found = session.reuse(tokens, sampling, columns)
+            assert found.token.shape == (shape.rows, 5)
+            assert found.logits.shape == (shape.rows, 5, ONE_LAYER.vocab_size)
+            check(found, expected)
+            check(session.plain(canvas, columns, sampling), reference.reuse(tokens, sampling))
+            assert session.cache_arrays()["embed"].shape[0] == 6
+        session.close()
+
+
 def test_sessions_do_not_disturb_each_other() -> None:
     """Interleaved sessions, a plain step between fill and reuse, a lane that is used again."""
     weights = weights_of(ONE_LAYER)

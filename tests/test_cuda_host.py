@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from sample_bundle import MODEL, write_bundle
 
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.padding import row_bucket, with_rows
 from lacache_trt.engines.windows import WindowMemory
 from lacache_trt.errors import (
     ArtifactError,
@@ -24,6 +27,8 @@ from lacache_trt.errors import (
 
 pytest.importorskip("triton")
 from lacache_trt.engines.cuda.engine import device_model, require_cuda
+from lacache_trt.engines.cuda.floor import floor_calls
+from lacache_trt.engines.cuda.fp8 import Fp8Table
 from lacache_trt.engines.cuda.gemm import GemmTable, weight_shapes
 from lacache_trt.engines.cuda.lane import LaneShape, lane_bytes
 from lacache_trt.engines.cuda.staging import StagedInputs
@@ -48,6 +53,25 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine
 )
 def test_table_picks_the_smallest_ceiling_that_fits(m: int, k: int, n: int, name: str) -> None:
     assert TABLE.choice(m, k, n) == name
+
+
+def test_row_buckets() -> None:
+    """At least the rows, at most half as many again, few of them, each its own bucket."""
+    buckets = [row_bucket(rows) for rows in range(1, 65)]
+    assert buckets[:9] == [1, 2, 3, 4, 6, 6, 8, 8, 12]
+    for rows, bucket in enumerate(buckets, 1):
+        assert rows <= bucket < 1.5 * rows or rows <= 2
+        assert row_bucket(bucket) == bucket
+    assert len(set(buckets)) == 12
+
+
+def test_rows_are_repeated_below() -> None:
+    inputs = {"guide_row": np.array([2, 1, 0], np.int32), "tokens": np.arange(6).reshape(3, 2)}
+    assert with_rows(inputs, 3) is inputs
+    padded = with_rows(inputs, 5)
+    assert padded["guide_row"].tolist() == [2, 1, 0, 0, 0]
+    assert padded["guide_row"].dtype == np.int32
+    assert padded["tokens"].tolist() == [[0, 1], [2, 3], [4, 5], [4, 5], [4, 5]]
 
 
 def test_table_survives_the_manifest() -> None:
@@ -195,3 +219,46 @@ def test_a_checkout_runs_without_installation(tmp_path: Path) -> None:
     assert first.endswith("lacache_trt/plugins/spec.py None")
     assert second.endswith("lacache_trt/engines/options.py")
     assert "site-packages" not in done.stdout
+
+
+@pytest.mark.parametrize("full_first_layer", [False, True])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_the_floor_holds_every_linear_of_a_step(full_first_layer: bool, fp8: bool) -> None:
+    """Rows and widths of each product, in order; layer 0, the last layer and the head are cut."""
+    config = replace(MODEL, hidden_size=128, head_dim=32, num_layers=3)
+    weights = {name: torch.ones(shape) for name, shape in parameter_shapes(config).items()}
+    if fp8:
+        weights["layers.1.down.weight"] = weights["layers.1.down.weight"].T.contiguous()
+        weights["layers.1.down.scale"] = torch.ones(1, 1)
+    done: list[tuple[int, int, int]] = []
+
+    class Gemms(GemmTable):
+        def multiply(self, rows: Any, weight: Any, into: Any = None) -> Any:
+            done.append((rows.shape[0], *weight.shape))
+
+    class Table(Fp8Table):
+        def multiply(self, operands: Any, residual: Any, out: Any) -> None:
+            rows, scale, weight, _ = operands
+            assert scale.shape == (rows.shape[0], rows.shape[1] // 128)
+            assert out.shape == (rows.shape[0], weight.shape[0])
+            done.append((-rows.shape[0], rows.shape[1], weight.shape[0]))
+
+    calls = floor_calls(
+        config,
+        weights,
+        Gemms({}),
+        rows=2,
+        columns=16,
+        block=4,
+        full_first_layer=full_first_layer,
+        fp8_gemms=Table({}),
+        attention=False,
+    )
+    for call in calls:
+        call()
+    first = 32 if full_first_layer else 8
+    qkv, out, gate_up, down = (128, 256), (128, 128), (128, 256), (128, 128)
+    expected = [(first, *qkv), (32, *out), (32, *gate_up), (32, *down)]
+    expected += [(32, *qkv), (32, *out), (32, *gate_up), (-32 if fp8 else 32, *down)]
+    expected += [(32, 128, 128), (8, 128, 128), (8, *out), (8, *gate_up), (8, *down)]
+    assert done == [*expected, (8, 128, config.vocab_size)]

@@ -49,11 +49,12 @@ class KeepingSession(gpu_models.DeviceSession):  # type: ignore[misc, name-defin
         ranges = self._geometry[1:]
         inputs = (*window, *ranges, torch.from_numpy(block).cuda(), *self.kept)
         outputs = self._run(WindowProgram(self._model), inputs, sampling, logit_columns)
-        for kept, fresh in zip(self.kept, outputs[5:], strict=True):
-            for row, places in enumerate(columns.tolist()):
-                for slot, column in enumerate(places):
-                    if column >= 0:
-                        kept[:, row, :, column] = fresh[:, row, :, slot]
+        with torch.inference_mode():
+            for kept, fresh in zip(self.kept, outputs[5:], strict=True):
+                for row, places in enumerate(columns.tolist()):
+                    for slot, column in enumerate(places):
+                        if column >= 0:
+                            kept[:, row, :, column] = fresh[:, row, :, slot]
         return StepOutputs(*(value.cpu().numpy() for value in outputs[:5]))
 
     def _run(

@@ -23,7 +23,7 @@ from lacache_trt.model.config import ModelConfig, parameter_shapes
 from lacache_trt.model.fp8 import fp8_linears
 from lacache_trt.model.transformer import Transformer
 
-MAX_LANES = 16
+MAX_LANES = 32
 _HEADROOM_BYTES = 256 * 2**20
 _CAPABILITIES = Capabilities(caches=frozenset({"none", "exact", "prefix", "dual"}), logits=True)
 

@@ -140,10 +140,11 @@ class Lane:
         self._step_inputs(read).write(step)
         self._replay(("plain", read), lambda: self._run_plain(read))
 
-    def collect(self, name: str, logit_columns: int) -> StepOutputs:
-        """Wait for the step and copy its outputs out of the pinned buffers."""
+    def collect(self, name: str, logit_columns: int, rows: int) -> StepOutputs:
+        """Wait for the step and copy the first `rows` rows of its outputs from pinned memory."""
         self._idle.synchronize()
-        packed, logits = (host.copy() for host in self._read[name, logit_columns])
+        packed, logits = self._read[name, logit_columns]
+        packed, logits = packed[:, :rows].copy(), logits[:rows].copy()
         scores = packed[1:].view(np.float32)
         return StepOutputs(packed[0], scores[0], scores[1], scores[2], logits)
 

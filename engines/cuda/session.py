@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, window_key
 from lacache_trt.engines.padding import BUCKET as BUCKET
-from lacache_trt.engines.padding import moved_right
+from lacache_trt.engines.padding import moved_right, row_bucket, with_rows
 from lacache_trt.engines.windows import (
     WindowMemory,
     check_window,
@@ -39,7 +39,8 @@ class CudaSession:
         lane = self._lane_for(canvas, block_columns)
         self._pads["reuse"] = pads = lane.shape.columns - canvas.tokens.shape[1]
         self._filled = self._keeps = False
-        self._engine.run(lane, "fill", moved_right(canvas, block_columns, pads))
+        inputs = moved_right(canvas, block_columns, pads)
+        self._engine.run(lane, "fill", with_rows(inputs, lane.shape.rows))
         self._filled = True
 
     def reuse(
@@ -97,7 +98,7 @@ class CudaSession:
         return self._lane.cache_bytes() if self._lane is not None else 0
 
     def cache_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of the caches by name, pads included, for checks."""
+        """Copies of the caches by name, pads and repeated rows included, for checks."""
         caches = dict(self._lane.caches) if self._lane is not None else {}
         if self._keeps and self._lane is not None and self._lane.kept is not None:
             caches |= {"keys": self._lane.kept.keys, "values": self._lane.kept.values}
@@ -129,7 +130,7 @@ class CudaSession:
     def _lane_for(self, canvas: Canvas, block_columns: Int) -> Lane:
         rows, columns = canvas.tokens.shape
         bucket = -(-columns // BUCKET) * BUCKET
-        shape = LaneShape(rows, bucket, block_columns.shape[1])
+        shape = LaneShape(row_bucket(rows), bucket, block_columns.shape[1])
         if self._lane is None or self._lane.shape != shape:
             self.close()
             self._lane = self._engine.acquire(shape)
@@ -147,8 +148,9 @@ class CudaSession:
         columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
         pads = self._pads["plain" if graph == "plain" else "reuse"]
         moved = {"logit_columns": columns + np.int32(pads)}
-        self._engine.run(lane, graph, {**inputs, **vars(sampling), **moved})
+        everything = {**inputs, **vars(sampling), **moved}
+        self._engine.run(lane, graph, with_rows(everything, lane.shape.rows))
         key = (graph, columns.shape[1])
         if graph == "window":
             key = window_key(inputs["window_columns"].shape[1], columns.shape[1])
-        return lane.collect(*key)
+        return lane.collect(*key, rows)
