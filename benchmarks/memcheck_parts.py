@@ -130,7 +130,8 @@ def run_tokenwise(dtype: torch.dtype) -> None:
             torch.empty(2, count, 33, head_dim, dtype=dtype, device="cuda")
             for count in (heads, kv_heads, kv_heads)
         ]
-        checks.rope.launch(qkv, *angles, *outputs)
+        for grid in (checks.rope.FEW, checks.rope.MANY):
+            checks.rope.launch(qkv, *angles, *outputs, grid)
 
 
 def run_window(dtype: torch.dtype) -> None:
@@ -155,7 +156,7 @@ def run_quantising(dtype: torch.dtype) -> None:
         x, weight = (torch.randn(s, width).to("cuda", dtype) for s in (ROWS, 1))
         fp8_checks.rms_norm_quant.launch(x, weight, eps, *outputs(width))
         fp8_checks.group_quant.launch(x, *outputs(width))
-    for width in fp8_checks.FFN_WIDTHS:
+    for width in (*fp8_checks.FFN_WIDTHS, fp8_checks.NORM_WIDTHS[0]):
         gate_up = torch.randn(ROWS, 2 * width).to("cuda", dtype)
         fp8_checks.swiglu_quant.launch(gate_up, *outputs(width))
 
