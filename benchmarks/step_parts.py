@@ -100,6 +100,12 @@ def attribution(
         torch.cuda.empty_cache()
     found["eager"] = _eager_milliseconds(programs["exact"])
     found["eager_unfused"] = _eager_milliseconds(programs["unfused"])
+    _record(found, columns, metrics)
+    return found
+
+
+def _record(found: dict[str, float], columns: int, metrics: dict[str, float]) -> None:
+    """Write the variants and their gains into `metrics`; print the gains."""
     gains = {
         "graph": found["eager"] - found["exact"],
         "fusion": found["unfused"] - found["exact"],
@@ -116,7 +122,6 @@ def attribution(
             f"N={columns} {name}: {gain:+.3f} ms, {100 * gain / found['exact']:+.1f}% of the step",
             flush=True,
         )
-    return found
 
 
 def _eager_milliseconds(step: Step, repeats: int = 8) -> float:

@@ -22,7 +22,7 @@ from lacache_trt.export.tokenizer import write_tokenizer
 from lacache_trt.export.validate import validate_bundle
 from lacache_trt.export.weights import write_weights
 from lacache_trt.model.checkpoint import Checkpoint, resolve_model
-from lacache_trt.model.config import ModelConfig
+from lacache_trt.model.config import Dtype, ModelConfig
 from lacache_trt.progress import Progress, SilentProgress
 from lacache_trt.publish import refuse_overlap
 
@@ -59,8 +59,7 @@ def export_bundle(
         OutputError: `out` exists already or cannot be written.
         VerificationError: the exported graphs do not compute what the model computes.
     """
-    options = options or ExportOptions()
-    progress = progress or SilentProgress()
+    options, progress = options or ExportOptions(), progress or SilentProgress()
     started = time.monotonic()
     directory = resolve_model(model, options.revision)
     refuse_overlap(Path(out), directory, inside_allowed=True)
@@ -69,13 +68,7 @@ def export_bundle(
     dtype = options.dtype or config.dtype
     with publish_directory(Path(out), overwrite=options.overwrite) as bundle:
         write_weights(checkpoint, bundle / WEIGHTS, dtype, progress)
-        locations = weight_locations(bundle / WEIGHTS)
-        progress.start("graphs", total=len(options.graphs))
-        for name in options.graphs:
-            graph = capture_graph(config, name, dtype, options.opset, locations)
-            ir.save(graph, bundle / f"{name}.onnx")
-            onnx.checker.check_model(bundle / f"{name}.onnx")
-            progress.advance()
+        _write_graphs(bundle, config, dtype, options, progress)
         write_tokenizer(checkpoint.directory, bundle)
         contract = {name: graph_specs(config, dtype)[name] for name in options.graphs}
         validation = validate_bundle(
@@ -86,16 +79,24 @@ def export_bundle(
             "dtype": dtype,
             "opset": options.opset,
             "contract": contract_to_json(contract),
-            "source": {
-                "model": _source_name(model),
-                "revision": checkpoint.revision,
-                "dtype": checkpoint.config.dtype,
-            },
+            "source": _source(model, checkpoint),
             "validation": validation,
             "versions": {name: version(name) for name in _VERSIONED},
         }
         write_manifest(bundle, "bundle", body)
     return ExportReport(Path(out), validation, time.monotonic() - started)
+
+
+def _write_graphs(
+    bundle: Path, config: ModelConfig, dtype: Dtype, options: ExportOptions, progress: Progress
+) -> None:
+    locations = weight_locations(bundle / WEIGHTS)
+    progress.start("graphs", total=len(options.graphs))
+    for name in options.graphs:
+        graph = capture_graph(config, name, dtype, options.opset, locations)
+        ir.save(graph, bundle / f"{name}.onnx")
+        onnx.checker.check_model(bundle / f"{name}.onnx")
+        progress.advance()
 
 
 def _configured(config: ModelConfig, options: ExportOptions) -> ModelConfig:
@@ -109,6 +110,14 @@ def _configured(config: ModelConfig, options: ExportOptions) -> ModelConfig:
             fix="leave --max-seq-len out",
         )
     return replace(config, max_length=options.max_length)
+
+
+def _source(model: str, checkpoint: Checkpoint) -> dict[str, str | None]:
+    return {
+        "model": _source_name(model),
+        "revision": checkpoint.revision,
+        "dtype": checkpoint.config.dtype,
+    }
 
 
 def _source_name(model: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import lacache_trt
+from lacache_trt.doctor_extras import Extra, find_extras, fp8_ability
 from lacache_trt.doctor_tensorrt import Ability as Ability
 from lacache_trt.doctor_tensorrt import install_line, tensorrt_abilities
 from lacache_trt.engines.registry import ENGINES, TENSORRT_ENGINES, EngineEntry
@@ -62,6 +63,7 @@ class MachineReport:
     compilers: dict[str, str | None]
     gpu: GpuReport
     packages: tuple[Package, ...]
+    extras: tuple[Extra, ...]
     abilities: tuple[Ability, ...]
     healthy: bool
 
@@ -76,6 +78,7 @@ def examine() -> MachineReport:
         _export_ability(installed),
         *tensorrt_abilities(gpu),
         *(_engine(entry) for entry in others),
+        fp8_ability(gpu),
     )
     memory = _memory()
     return MachineReport(
@@ -89,6 +92,7 @@ def examine() -> MachineReport:
         compilers={name: shutil.which(name) for name in ("c++", "nvcc", "trtexec")},
         gpu=gpu,
         packages=packages,
+        extras=find_extras(version),
         abilities=abilities,
         healthy=any(ability.works for ability in abilities if ability.name == "run onnxruntime"),
     )

@@ -2,9 +2,9 @@
 
 1. Every file is what the manifest says (`load_manifest`), the contract is what the engine has.
 2. `reuse` run twice on the same caches gives the same bits.
-3. `fill` and `reuse` against the plain graph, per output: largest difference, in units of the
-   largest value and in float32 ulps of it. The plain graph is the engine's own or, with a bundle,
-   that of an ONNX Runtime engine built from it.
+3. `fill` and `reuse` against the plain graph: no confidence of either is NaN or infinite; per
+   output the largest difference, in units of the largest value and in float32 ulps of it. The plain
+   graph is the engine's own or, with a bundle, that of an ONNX Runtime engine built from it.
 4. Where the engine has them, `reuse_kv` against `reuse`, and a window of unchanged tokens against
    it (`verify_window`).
 5. Whole generations, exact caches against none, from random prompts and, where the engine has a
@@ -32,7 +32,8 @@ from lacache_trt.engines.builder import DERIVED, build_engine, load_engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.errors import ArtifactError, InvalidRequestError, OutputError
 from lacache_trt.generation import GenerationConfig
-from lacache_trt.model.config import ModelConfig
+from lacache_trt.model.config import Granularity, ModelConfig
+from lacache_trt.model.fp8 import fp8_granularity
 from lacache_trt.progress import Progress, SilentProgress
 from lacache_trt.text import TextCodec
 from lacache_trt.verify_generation import (
@@ -50,7 +51,7 @@ Batch = tuple[Canvas, Int, Sampling]
 # max|a - b| / max|b| of every output, by the engine's dtype.
 BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 # Where linears are FP8: an ulp before a quantiser can become a step of E4M3 behind it.
-FP8_BOUND = 1e-1
+FP8_BOUNDS: dict[Granularity, float] = {"per-group": 1e-1, "per-channel": 2e-1}
 _ULP = float(np.finfo(np.float32).eps)
 _PROMPTS = (5, 12, 31)
 _BLOCK_OF_ROW = (0, 1, 3)
@@ -79,24 +80,13 @@ def verify_engine(
         OutputError: the report cannot be written.
     """
     progress = progress or SilentProgress()
-    if report is not None and not report.parent.is_dir():
-        raise OutputError(
-            "the report has no folder to be written to",
-            got=str(report),
-            expected="a file in a folder that exists",
-            fix=f"create {report.parent} first",
-        )
+    if report is not None:
+        _check_folder(report)
     manifest = load_manifest(Path(directory), "engine", progress=progress)
-    dtype = manifest.body.get("dtype")
-    if dtype not in BOUNDS:
-        raise ArtifactError(
-            "the engine's manifest names no dtype that can be checked",
-            got=repr(dtype),
-            expected=", ".join(BOUNDS),
-            fix="build the engine again",
-        )
-    with ExitStack() as stack:
-        engine = stack.enter_context(load_engine(manifest))
+    dtype = _checked_dtype(manifest)
+    fp8 = FP8_BOUNDS[fp8_granularity(manifest.body)] if "fp8" in manifest.body else 0.0
+    bound = max(BOUNDS[dtype], fp8)
+    with load_engine(manifest) as engine, ExitStack() as stack:
         reference, name = engine, "its own plain graph"
         if bundle is not None:
             _check_recipe(manifest, Path(bundle))
@@ -107,29 +97,52 @@ def verify_engine(
                 f"the {engine.name} engine has no plain graph to compare with",
                 fix="add --bundle BUNDLE",
             )
-        bound, sizes = _bound(manifest, dtype), Sizes.of(manifest)
-        progress.start("verify", total=4)
-        batches = [random_batch(engine.config, sizes, width) for width in sizes.widths]
-        checks = [_repeatable(engine, batches)]
-        progress.advance()
-        checks += _outputs_agree(engine, reference, batches, bound)
-        progress.advance()
-        checks += window_checks(engine, batches, bound)
-        progress.advance()
-        codec = TextCodec.load(manifest.directory)
-        checks += _generations(engine, reference, codec, sizes, bound)
-        progress.advance()
-        result = VerifyReport(engine.name, engine.device, dtype, name, bound, tuple(checks))
+        checks = _all_checks(manifest, engine, reference, bound, progress)
+        result = VerifyReport(engine.name, engine.device, dtype, name, bound, checks)
     if report is not None:
-        markdown = report.suffix == ".md"
-        report.write_text(
-            result.to_markdown() if markdown else json.dumps(result.to_json(), indent=1) + "\n"
-        )
+        text = json.dumps(result.to_json(), indent=1) + "\n"
+        report.write_text(result.to_markdown() if report.suffix == ".md" else text)
     return result
 
 
-def _bound(manifest: Manifest, dtype: str) -> float:
-    return max(BOUNDS[dtype], FP8_BOUND) if "fp8" in manifest.body else BOUNDS[dtype]
+def _check_folder(report: Path) -> None:
+    if not report.parent.is_dir():
+        raise OutputError(
+            "the report has no folder to be written to",
+            got=str(report),
+            expected="a file in a folder that exists",
+            fix=f"create {report.parent} first",
+        )
+
+
+def _checked_dtype(manifest: Manifest) -> str:
+    dtype = manifest.body.get("dtype")
+    if isinstance(dtype, str) and dtype in BOUNDS:
+        return dtype
+    raise ArtifactError(
+        "the engine's manifest names no dtype that can be checked",
+        got=repr(dtype),
+        expected=", ".join(BOUNDS),
+        fix="build the engine again",
+    )
+
+
+def _all_checks(
+    manifest: Manifest, engine: Engine, reference: Engine, bound: float, progress: Progress
+) -> tuple[Check, ...]:
+    sizes = Sizes.of(manifest)
+    progress.start("verify", total=4)
+    batches = [random_batch(engine.config, sizes, width) for width in sizes.widths]
+    checks = [_repeatable(engine, batches)]
+    progress.advance()
+    checks += _outputs_agree(engine, reference, batches, bound)
+    progress.advance()
+    checks += window_checks(engine, batches, bound)
+    progress.advance()
+    codec = TextCodec.load(manifest.directory)
+    checks += _generations(engine, reference, codec, sizes, bound)
+    progress.advance()
+    return tuple(checks)
 
 
 def _check_recipe(manifest: Manifest, bundle: Path) -> None:
@@ -215,6 +228,7 @@ def _outputs_agree(
 ) -> list[Check]:
     worst = dict.fromkeys(_OUTPUTS, 0.0)
     differing = excused = total = 0
+    broken = {"reuse": 0.0, "plain": 0.0}
     for canvas, columns, sampling in batches:
         got = _reuse(engine, canvas, columns, sampling)
         session = reference.session()
@@ -224,10 +238,15 @@ def _outputs_agree(
         for name in _OUTPUTS:
             figure = largest_difference(getattr(got, name), getattr(expected, name), same)
             worst[name] = float(np.maximum(worst[name], figure))
+        near = expected.margin <= bound
         total += same.size
-        differing += int((~same & (expected.margin > bound)).sum())
-        excused += int((~same & (expected.margin <= bound)).sum())
-    checks = [
+        differing += int((~same & ~near).sum())
+        excused += int((~same & near).sum())
+        broken["reuse"] += float((~np.isfinite(got.confidence)).sum())
+        broken["plain"] += float((~np.isfinite(expected.confidence)).sum())
+    finite = {"predictions": float(total), **broken}
+    checks = [Check("no NaN or infinite logits", not any(broken.values()), finite)]
+    checks += [
         Check(
             f"{name} of reuse against plain",
             figure <= bound,

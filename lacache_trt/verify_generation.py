@@ -12,6 +12,7 @@ filled once a block, predicts the same canvas.
    by at most the bound.
 4. Left alone, the engine's runtime gives the reference's answer in every row in which the engine
    decided alike at every step.
+5. A confidence of the engine or of the reference that is NaN or infinite ends the check, failed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lacache_trt.decoding import rows
-from lacache_trt.decoding.selection import take_best
+from lacache_trt.decoding.selection import require_finite, take_best
 from lacache_trt.engines.base import Engine, Sampling, StepOutputs
-from lacache_trt.errors import EngineError
+from lacache_trt.errors import EngineError, NumericalError
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.runtime import Runtime
@@ -114,8 +115,11 @@ def generations_agree(
     bound: float,
 ) -> Check:
     """The check of one batch of prompts, with exact caches against none."""
-    answers, found = _walk(engine, reference, prompts, config, bound)
-    own, exact_ms = _timed_generation(Runtime(engine), prompts, config)
+    try:
+        answers, found = _walk(engine, reference, prompts, config, bound)
+        own, exact_ms = _timed_generation(Runtime(engine), prompts, config)
+    except NumericalError as error:
+        return Check(name, False, {"rows": float(len(prompts))}, f"{error.what}: {error.got}")
     equal = np.array([a == b for a, b in zip(own, answers, strict=True)])
     most = max(1.0, EXCUSED_FRACTION * found.total)
     unexplained = int((found.alike & ~equal).sum())
@@ -158,6 +162,8 @@ def _walk(
                 started = time.perf_counter()
                 expected = plain.plain(canvas, columns, sampling)
                 found.reference_s += time.perf_counter() - started
+                for outputs in (got, expected):
+                    require_finite(outputs)
                 chosen = found.add(got, expected, tokens == model.mask_id, count, bound)
                 tokens = np.where(chosen, expected.token, tokens)
                 np.put_along_axis(canvas.tokens, columns, tokens, axis=1)

@@ -17,18 +17,33 @@ def largest_difference(
 
     0 if nothing is the same: then the tokens differ, which is another check.
     """
-    difference = np.where(same, np.abs(found - expected), 0.0).max()
+    with np.errstate(invalid="ignore"):  # inf - inf is a NaN, which is what is wanted
+        difference = np.where(same, np.abs(found - expected), 0.0).max()
     scale = np.where(same, np.abs(expected), 0.0).max()
     return float(difference / np.maximum(scale, 1e-30))
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: its name, whether it held, and the figures behind it."""
+    """One comparison.
+
+    Attributes:
+        name: what is compared.
+        passed: whether it held.
+        figures: the numbers behind it.
+        problem: why it could not be carried through, if it could not.
+    """
 
     name: str
     passed: bool
     figures: dict[str, float]
+    problem: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The figures and the problem in one line."""
+        parts = [f"{name} {value:.4g}" for name, value in self.figures.items()]
+        return ", ".join([*parts, self.problem] if self.problem else parts) or "none"
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,5 @@ class VerifyReport:
             "|---|---|---|",
         ]
         for check in self.checks:
-            figures = ", ".join(f"{name} {value:.3g}" for name, value in check.figures.items())
-            lines.append(f"| {check.name} | {'yes' if check.passed else 'NO'} | {figures} |")
+            lines.append(f"| {check.name} | {'yes' if check.passed else 'NO'} | {check.shown} |")
         return "\n".join(lines) + "\n"

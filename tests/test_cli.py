@@ -362,7 +362,7 @@ def test_stream_shows_one_answer(runtime: FakeRuntime) -> None:
     assert invoke("generate", "e", "--stream", stdin="a\nb\n").exit_code == 2
 
 
-# inspect, doctor, bench
+# inspect, bench
 
 
 def test_inspect_bundle(tmp_path: Path) -> None:
@@ -377,32 +377,6 @@ def test_inspect_bundle(tmp_path: Path) -> None:
     (tmp_path / "bundle" / "fill.onnx").write_bytes(b"x" * 3000)
     assert invoke("inspect", tmp_path / "bundle").exit_code == 0
     assert invoke("inspect", tmp_path / "bundle", "--hashes").exit_code == 3
-
-
-def test_doctor() -> None:
-    result = invoke("doctor", "--json")
-    report = json.loads(result.stdout)
-    abilities = {ability["name"]: ability for ability in report["abilities"]}
-    assert result.exit_code == 0
-    assert abilities["run onnxruntime"]["works"]
-    assert {"export", "run tensorrt", "run tensorrt-rtx", "run cuda"} <= set(abilities)
-    assert {package["name"] for package in report["packages"]} >= {"torch", "onnxruntime"}
-    assert "abilities" in invoke("doctor").stdout
-
-
-def test_doctor_gives_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import PackageNotFoundError
-
-    import lacache_trt.doctor as doctor
-
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor, "version", missing)
-    report = doctor.examine()
-    export = next(ability for ability in report.abilities if ability.name == "export")
-    assert not export.works
-    assert export.fix == f'{sys.executable} -m pip install "lacache-trt[export]"'
 
 
 def test_bench(runtime: FakeRuntime, tmp_path: Path) -> None:
@@ -445,23 +419,70 @@ def test_processes_end_with_the_documented_codes(tmp_path: Path) -> None:
     assert run("generate", tmp_path, "a", "--steps", "7").returncode == 2
 
 
-def test_ctrl_c(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from lacache_trt.runtime import Runtime\n"
-        "def load(directory): print('loading', file=sys.stderr, flush=True); time.sleep(60)\n"
-        "Runtime.load = load\n"
-        "sys.argv = ['lacache-trt', 'generate', 'e', 'hello']\n"
-        "from lacache_trt.cli.main import main; main()"
-    )
+def signalled(code: str, number: signal.Signals, *arguments: str | Path) -> tuple[int, str, str]:
+    """Exit code, stdout and the last line of stderr of a verb that gets a signal at `ready`."""
+    script = f"import sys, time\n{code}\nfrom lacache_trt.cli.main import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    if process.stderr is None or process.stderr.readline() != "loading\n":
+    if process.stderr is None or "ready\n" not in iter(process.stderr.readline, ""):
         pytest.fail("the process did not start")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (130, "")
-    assert err == "interrupted; partial output was discarded\n"
+    return process.returncode, out, err
+
+
+STOPPED = [
+    (signal.SIGINT, 130, "interrupted"),
+    (signal.SIGTERM, 143, "stopped by SIGTERM"),
+    (signal.SIGHUP, 129, "stopped by SIGHUP"),
+]
+
+
+@pytest.mark.parametrize(("number", "code", "what"), STOPPED)
+def test_signals_while_generating(number: signal.Signals, code: int, what: str) -> None:
+    slow = (
+        "from lacache_trt.runtime import Runtime\n"
+        "def load(directory): print('ready', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "Runtime.load = load"
+    )
+    found = signalled(slow, number, "generate", "e", "hello")
+    assert found == (code, "", f"{what}; partial output was discarded\n")
+
+
+@pytest.mark.parametrize(("number", "code", "what"), STOPPED)
+def test_signals_while_building_leave_nothing(
+    tmp_path: Path, number: signal.Signals, code: int, what: str
+) -> None:
+    write_bundle(tmp_path / "bundle")
+    slow = (
+        "import lacache_trt.engines.onnxruntime as engine\n"
+        "def build(bundle, directory, options, progress):\n"
+        "    (directory / 'half.onnx').write_bytes(b'x')\n"
+        "    print('ready', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "engine.build = build"
+    )
+    arguments = ("build", tmp_path / "bundle", tmp_path / "out", "--engine", "onnxruntime")
+    returned, out, err = signalled(slow, number, *arguments, "--json")
+    assert (returned, err) == (code, f"{what}; partial output was discarded\n")
+    error = json.loads(out)["error"]
+    assert (error["what"], error["exit_code"]) == (what, code)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """As `nohup` starts a process."""
+    code = (
+        "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from lacache_trt.runtime import Runtime\n"
+        "def load(directory): print('ready', file=sys.stderr, flush=True); "
+        "time.sleep(1); sys.exit(7)\n"
+        "Runtime.load = load"
+    )
+    assert signalled(code, signal.SIGHUP, "generate", "e", "hello")[0] == 7
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from lacache_trt.accuracy.settings import AccuracySettings, ActivationSettings
+from lacache_trt.bench_report import BenchSettings
+from lacache_trt.cli.flags import FlagGroup
 from lacache_trt.cli.main import app
+from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.registry import ENGINES
+from lacache_trt.engines.tensorrt.options import TensorRTOptions
+from lacache_trt.errors import CheckpointError
+from lacache_trt.export.options import ExportOptions
+from lacache_trt.generation import GenerationConfig
+from lacache_trt.model.checkpoint import Checkpoint
+from lacache_trt.model.fp8 import Fp8Recipe
+from lacache_trt.policy_grid import GridSettings
 
 
 def invoke(*arguments: object, stdin: str = "") -> Result:
@@ -67,7 +81,10 @@ def test_a_bundle_is_not_exported_again(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     result = invoke("export", tmp_path, tmp_path.parent / "out")
     assert result.exit_code == 2
+    assert "is a bundle or an engine already" in result.stderr
     assert f"lacache-trt build {tmp_path}" in result.stderr
+    with pytest.raises(CheckpointError, match="is a bundle or an engine already"):
+        Checkpoint.open(tmp_path)
 
 
 def test_a_quoted_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +93,58 @@ def test_a_quoted_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "bundle" / "manifest.json").write_text("{}")
     assert str(tmp_path / "nowhere") in invoke("inspect", "~/nowhere").stderr
     assert f"build {tmp_path}/bundle {tmp_path}/out" in invoke("export", "~/bundle", "~/out").stderr
+    assert str(tmp_path / "one") in invoke("bench", "policies", "~/one", "~/two").stderr
+    several = invoke("bench", "accuracy", "--engine", "~/one", "--engine", "~/two")
+    assert str(tmp_path / "one") in several.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--fp8", "--no-plugins"], ["take --no-plugins", "standard operators alone, with --fp8"]),
+        (["--no-plugins"], ["take --no-plugins", "standard operators alone"]),
+        (["--sm", "89", "--profile", "B=1"], ["take --sm, --profile", "only tensorrt and"]),
+    ],
+)
+def test_flags_of_tensorrt_for_another_engine(flags: list[str], words: list[str]) -> None:
+    result = invoke("build", "b", "o", "--engine", "onnxruntime", *flags)
+    assert result.exit_code == 2
+    first, *rest = result.stderr.splitlines()
+    assert first.startswith("error: the onnxruntime engine does not ")
+    assert words[0] in first
+    assert words[1] in rest[-1]
+    assert rest[-1].lstrip().startswith("fix:")
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        *(FlagGroup(cls) for cls in (ExportOptions, BuildOptions, TensorRTOptions, Fp8Recipe)),
+        *(FlagGroup(cls) for cls in (GenerationConfig, AccuracySettings, ActivationSettings)),
+        *(FlagGroup(cls) for cls in (GridSettings, BenchSettings)),
+    ],
+    ids=lambda group: group.cls.__name__,
+)
+def test_help_spells_values_as_they_are_typed(group: FlagGroup[object]) -> None:
+    """Neither a flag's own choices nor the names of engines get a capital letter."""
+    values = {*ENGINES, "auto"}
+    for parameter in group.parameters:
+        option = get_args(parameter.annotation)[1]
+        own = set((option.metavar or "").split("|"))
+        first = re.split(r"[ ,:;]", option.help, maxsplit=1)[0]
+        assert first.lower() == first or first.lower() not in values | own, option.help
+        assert "`" not in option.help
+        assert "[default: (" not in option.help
+
+
+def test_help_of_build_and_accuracy() -> None:
+    build = " ".join(invoke("build", "--help").stdout.split())
+    assert "--engine <str> tensorrt, tensorrt-rtx, cuda or onnxruntime; auto is" in build
+    assert "--weights embedded|shared embedded in each plan" in build
+    assert "--fp8-scope ffn|linears|all ffn (gate-up and down)" in build
+    assert "--threads <int> Threads of an engine" in build
+    accuracy = " ".join(invoke("bench", "accuracy", "--help").stdout.split())
+    assert "[default: 64,8]" in accuracy
 
 
 def test_onnxruntime_is_told_to_report_nothing(tmp_path: Path) -> None:

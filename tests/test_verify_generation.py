@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stub_engines import StubEngine
+from stub_engines import StubEngine, broken_confidence
+from synthetic import make_llada
+from typer.testing import CliRunner
 
+from lacache_trt.cli.main import app
 from lacache_trt.engines.base import StepOutputs
+from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.onnxruntime.engine import OnnxRuntimeEngine
+from lacache_trt.engines.options import BuildOptions
 from lacache_trt.errors import ArtifactError
+from lacache_trt.export.exporter import export_bundle
+from lacache_trt.export.options import ExportOptions
 from lacache_trt.verify_generation import Decisions, generations_agree, settings_for
 from lacache_trt.verify_report import Check
 from lacache_trt.verify_sizes import Sizes
@@ -105,6 +114,44 @@ def test_a_runtime_that_goes_its_own_way_is_found(engine: OnnxRuntimeEngine) -> 
     assert found.figures["differing"] == 0
     assert found.figures["unexplained_rows"] == 3
     assert not found.passed
+
+
+def test_a_nan_of_either_side_fails_the_check(engine: OnnxRuntimeEngine) -> None:
+    broken = StubEngine(engine, change=broken_confidence)
+    for pair in ((broken, engine), (engine, broken)):
+        found = check(*pair)
+        assert not found.passed
+        assert found.problem is not None
+        assert "NaN or infinite logits" in found.problem
+        assert found.figures["rows"] == 3
+
+
+def test_a_model_of_nans_fails_its_verification(tmp_path: Path) -> None:
+    """A weight too large for float32 products; the report is complete and says which check."""
+    huge = {"layers": 1, "seed": 3, "head_scale": 1e38, "tokenizer": True}
+    checkpoint = make_llada(tmp_path / "checkpoint", **huge)  # type: ignore[arg-type]
+    export_bundle(str(checkpoint), tmp_path / "bundle", ExportOptions(validate="off"))
+    engine = tmp_path / "engine"
+    build_engine(tmp_path / "bundle", engine, BuildOptions(engine="onnxruntime", threads=1))
+    file = tmp_path / "report.json"
+    done = CliRunner().invoke(app, ["verify", str(engine), "--json", "--report", str(file)])
+    assert done.exit_code == 1
+    report = json.loads(done.stdout, parse_constant=lambda text: pytest.fail(f"{text} in JSON"))
+    assert json.loads(file.read_text()) == report
+    assert not report["passed"]
+    checks = {each["name"]: each for each in report["checks"]}
+    finite = checks["no NaN or infinite logits"]
+    assert not finite["passed"]
+    assert finite["figures"]["reuse"] > 0
+    assert finite["figures"]["plain"] > 0
+    assert checks["reuse is bitwise repeatable"]["passed"]
+    assert not checks["confidence of reuse against plain"]["passed"]
+    kinds = [name for name in checks if name.startswith("generations from")]
+    assert len(kinds) == 2
+    assert all("NaN or infinite" in checks[name]["problem"] for name in kinds)
+    shown = CliRunner().invoke(app, ["verify", str(engine)])
+    assert shown.exit_code == 1
+    assert "FAILED" in shown.stdout
 
 
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**31))

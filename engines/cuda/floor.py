@@ -57,53 +57,81 @@ def floor_calls(
     that come with scales are FP8; quantising their inputs is not in the floor. `attention` off
     leaves the linears alone.
     """
-    table = fp8_gemms or Fp8Table({})
-    device, dtype = weights["embed.weight"].device, weights["embed.weight"].dtype
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, dtype=dtype)
-
     many, few = rows * columns, rows * block
-    inputs = {
-        (m, width): draw(m, width)
-        for m in (many, few)
-        for width in (config.hidden_size, config.query_size, config.intermediate_size)
-    }
-    heads = (rows, config.num_kv_heads, columns, config.head_dim)
-    k, v = draw(*heads), draw(*heads)
-    q = {m: draw(rows, config.num_heads, m // rows, config.head_dim) for m in (many, few)}
-    quantised: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    outputs: dict[tuple[int, int], Tensor] = {}
-    calls: list[Callable[[], object]] = []
-
-    def linear(name: str, m: int) -> None:
-        weight, scale = weights[name], weights.get(name.removesuffix("weight") + "scale")
-        if scale is None:
-            calls.append(lambda: gemms.multiply(inputs[m, weight.shape[0]], weight))
-            return
-        n, k = weight.shape
-        if (m, k) not in quantised:
-            quantised[m, k] = quantised_rows(inputs[m, k])
-        if (m, n) not in outputs:
-            outputs[m, n] = torch.empty(m, n, device=device, dtype=dtype)
-        operands = (*quantised[m, k], weight, scale)
-        calls.append(lambda: table.multiply(operands, None, outputs[m, n]))
-
+    step = _StepCalls(config, weights, gemms, fp8_gemms or Fp8Table({}), rows, (many, few))
     for layer in range(config.num_layers):
         prefix, last = f"layers.{layer}.", 0 < layer == config.num_layers - 1
         first = few if layer == 0 and not full_first_layer else many
         after = few if last else many
         if last:
-            linear(prefix + "kv.weight", many)
-            linear(prefix + "q.weight", few)
+            step.linear(prefix + "kv.weight", many)
+            step.linear(prefix + "q.weight", few)
         else:
-            linear(prefix + "qkv.weight", first)
+            step.linear(prefix + "qkv.weight", first)
         if attention:
-            calls.append(partial(_attention, q[few if last else first], k, v))
+            step.attend(few if last else first)
         for name in ("attn_out", "gate_up", "down"):
-            linear(f"{prefix}{name}.weight", after)
-    linear("head.weight", few)
-    return calls
+            step.linear(f"{prefix}{name}.weight", after)
+    step.linear("head.weight", few)
+    return step.calls
+
+
+class _StepCalls:
+    """The calls of one step in order, on inputs drawn once.
+
+    `counts` are the numbers of token rows that a linear may have: all, and the block's. Quantised
+    inputs and the FP8 linears' outputs are made when a linear first needs them, and shared.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        gemms: GemmTable,
+        table: Fp8Table,
+        rows: int,
+        counts: tuple[int, int],
+    ) -> None:
+        self.calls: list[Callable[[], object]] = []
+        self._weights, self._gemms, self._table = weights, gemms, table
+        self._like = weights["embed.weight"]
+        widths = (config.hidden_size, config.query_size, config.intermediate_size)
+        self._inputs = {(m, width): self._draw(m, width) for m in counts for width in widths}
+        keys = (rows, config.num_kv_heads, counts[0] // rows, config.head_dim)
+        self._k, self._v = self._draw(*keys), self._draw(*keys)
+        self._q = {
+            m: self._draw(rows, config.num_heads, m // rows, config.head_dim) for m in counts
+        }
+        self._quantised: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._outputs: dict[tuple[int, int], Tensor] = {}
+
+    def linear(self, name: str, m: int) -> None:
+        """Add a linear on `m` rows; FP8 if its weight comes with scales."""
+        weight, scale = (
+            self._weights[name],
+            self._weights.get(name.removesuffix("weight") + "scale"),
+        )
+        if scale is None:
+            self.calls.append(
+                partial(self._gemms.multiply, self._inputs[m, weight.shape[0]], weight)
+            )
+            return
+        n, k = weight.shape
+        if (m, k) not in self._quantised:
+            self._quantised[m, k] = quantised_rows(self._inputs[m, k])
+        if (m, n) not in self._outputs:
+            self._outputs[m, n] = torch.empty(
+                m, n, device=self._like.device, dtype=self._like.dtype
+            )
+        operands = (*self._quantised[m, k], weight, scale)
+        self.calls.append(partial(self._table.multiply, operands, None, self._outputs[m, n]))
+
+    def attend(self, m: int) -> None:
+        """Add an attention of `m` rows over all keys."""
+        self.calls.append(partial(_attention, self._q[m], self._k, self._v))
+
+    def _draw(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._like.device, dtype=self._like.dtype)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -69,6 +69,21 @@ def open_plan(
         engine = runtime.deserialize_cuda_engine(data)
     if engine is None:
         raise engine_error(f"TensorRT cannot open {path.name}", logger, fix=_REBUILD)
+    _check_tensors(trt, engine, path.name, spec, absent)
+    if engine.num_optimization_profiles != profiles:
+        raise ArtifactError(
+            f"{path.name} has other profiles than the manifest",
+            got=engine.num_optimization_profiles,
+            expected=profiles,
+            fix=_REBUILD,
+        )
+    return LoadedPlan(spec, engine, int(engine.device_memory_size_v2), absent)
+
+
+def _check_tensors(
+    trt: Any, engine: Any, file: str, spec: GraphSpec, absent: frozenset[str]
+) -> None:
+    """Raise `ArtifactError` if the plan's tensors are not those of the manifest."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     got = {name: _found(trt, engine, name) for name in names}
     expected = {
@@ -81,19 +96,11 @@ def open_plan(
             name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name)
         )
         raise ArtifactError(
-            f"the tensors of {path.name} differ from the manifest",
+            f"the tensors of {file} differ from the manifest",
             got={name: got.get(name) for name in differing},
             expected={name: expected.get(name) for name in differing},
             fix=_REBUILD,
         )
-    if engine.num_optimization_profiles != profiles:
-        raise ArtifactError(
-            f"{path.name} has other profiles than the manifest",
-            got=engine.num_optimization_profiles,
-            expected=profiles,
-            fix=_REBUILD,
-        )
-    return LoadedPlan(spec, engine, int(engine.device_memory_size_v2), absent)
 
 
 def engine_error(what: str, logger: Any, fix: str | None = None) -> EngineError:

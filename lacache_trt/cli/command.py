@@ -61,7 +61,9 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _expanded(value: Any) -> Any:
-    """A path with a leading `~` replaced, which the shell leaves alone inside quotes."""
+    """Paths with a leading `~` replaced, which the shell leaves alone inside quotes."""
+    if isinstance(value, list):
+        return [_expanded(each) for each in value]
     return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
 
 

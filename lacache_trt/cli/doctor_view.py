@@ -7,6 +7,7 @@ from rich.text import Text
 from lacache_trt.cli.output import console
 from lacache_trt.cli.tables import human_bytes, key_values, table
 from lacache_trt.doctor import Ability, MachineReport
+from lacache_trt.doctor_extras import Extra
 
 
 def show_report(report: MachineReport) -> None:
@@ -17,9 +18,15 @@ def show_report(report: MachineReport) -> None:
     table("packages", ("package", "version", "used for"), rows)
     print()
     out = console()
+    out.print("extras", style="bold")
+    for extra in report.extras:
+        out.print(_extra_line(extra), soft_wrap=True)
+        if extra.install:
+            out.print(Text(f"      {extra.install}", style="yellow"), soft_wrap=True)
+    print()
     out.print("abilities", style="bold")
     for ability in report.abilities:
-        out.print(_ability_line(ability))
+        out.print(_ability_line(ability), soft_wrap=True)
         if ability.fix:
             out.print(Text(f"      {ability.fix}", style="yellow"), soft_wrap=True)
 
@@ -46,9 +53,21 @@ def _machine(report: MachineReport) -> dict[str, object]:
     }
 
 
+def _extra_line(extra: Extra) -> Text:
+    missing = [name for name, version in extra.versions.items() if version is None]
+    found = [f"{name} {version}" for name, version in extra.versions.items() if version]
+    parts = [f"missing {', '.join(missing)}"] if missing else []
+    parts += [f"installed {', '.join(found)}"] if found else []
+    return _line(not missing, extra.name, f"{extra.used_for}: {'; '.join(parts)}")
+
+
 def _ability_line(ability: Ability) -> Text:
-    mark, style = ("✓", "green") if ability.works else ("✗", "red")
+    return _line(ability.works, ability.name, ability.reason)
+
+
+def _line(good: bool, name: str, words: str) -> Text:
+    mark, style = ("✓", "green") if good else ("✗", "red")
     line = Text(f"  {mark} ", style=style)
-    line.append(f"{ability.name:<20}", style="default")
-    line.append(ability.reason, style="dim")
+    line.append(f"{name:<20}", style="default")
+    line.append(words, style="dim")
     return line

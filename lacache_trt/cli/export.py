@@ -54,5 +54,5 @@ def _refuse_artefact(model: Path, out: Path) -> None:
         "MODEL is a bundle or an engine already, not a checkpoint",
         got=f"{model}, which holds a manifest.json and no config.json",
         expected="a checkpoint directory or a hub id",
-        fix=f"build the bundle: lacache-trt build {model} {out}",
+        fix=f"if it is a bundle, build it: lacache-trt build {model} {out}",
     )

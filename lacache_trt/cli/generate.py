@@ -65,7 +65,7 @@ def _answer(
 
     seeds = config.row_seeds(len(prompts))
     results: list[GenerationResult] = []
-    with output.progress() as progress, Runtime.load(engines) as runtime:
+    with output.progress(lines=False) as progress, Runtime.load(engines) as runtime:
         progress.start("generating", len(prompts))
         for first in range(0, len(prompts), batch_size):
             rows = prompts[first : first + batch_size]

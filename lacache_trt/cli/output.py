@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from lacache_trt.cli.termination import Terminated, termination_raises
 from lacache_trt.errors import LaCacheError
 from lacache_trt.progress import Progress, SilentProgress
 
@@ -44,15 +45,20 @@ class Output:
             render()
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """Progress bars on stderr if that is a terminal, else silence."""
-        if not sys.stderr.isatty():
-            yield SilentProgress()
-            return
-        from lacache_trt.cli.progress import RichProgress
+    def progress(self, *, lines: bool = True) -> Iterator[Progress]:
+        """Bars on stderr if that is a terminal, else a line every few seconds, or silence."""
+        if sys.stderr.isatty():
+            from lacache_trt.cli.progress import RichProgress
 
-        with RichProgress() as progress:
-            yield progress
+            with RichProgress() as bars:
+                yield bars
+        elif lines:
+            from lacache_trt.cli.progress_lines import LineProgress
+
+            with LineProgress() as log:
+                yield log
+        else:
+            yield SilentProgress()
 
     def note(self, text: str) -> None:
         """A line for the reader, next to the result."""
@@ -71,20 +77,27 @@ def console() -> Console:
 def guarded(output: Output, action: Callable[[], None]) -> None:
     """Run a verb; every failure that can be expected becomes a message and an exit code."""
     try:
-        action()
-        sys.stdout.flush()
+        with termination_raises():
+            action()
+            sys.stdout.flush()
     except LaCacheError as error:
         _fail(output, error)
     except KeyboardInterrupt:
-        print_error_json(output, LaCacheError("interrupted"), INTERRUPTED)
-        print("interrupted; partial output was discarded", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+        _stop(output, "interrupted", INTERRUPTED)
+    except Terminated as end:
+        _stop(output, f"stopped by {end.name}", end.exit_code)
     except BrokenPipeError:
         # Whoever read our output has seen enough; the interpreter must not flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
     except OSError as error:
         _fail(output, LaCacheError("the system refused", got=str(error)), error)
+
+
+def _stop(output: Output, what: str, exit_code: int) -> NoReturn:
+    print_error_json(output, LaCacheError(what), exit_code)
+    print(f"{what}; partial output was discarded", file=sys.stderr)
+    raise typer.Exit(exit_code) from None
 
 
 def _fail(output: Output, error: LaCacheError, cause: BaseException | None = None) -> NoReturn:

@@ -43,16 +43,13 @@ def verify(
 
 
 def _show(report: VerifyReport) -> None:
-    from lacache_trt.cli.tables import one_line, table
+    from lacache_trt.cli.tables import table
 
     table(
         f"{'passed' if report.passed else 'FAILED'}: {report.engine} on {report.device}, "
         f"{report.dtype}, against {report.reference}",
         ("check", "held", "figures"),
-        [
-            (check.name, "yes" if check.passed else "NO", one_line(check.figures))
-            for check in report.checks
-        ],
+        [(check.name, "yes" if check.passed else "NO", check.shown) for check in report.checks],
     )
     print(
         f"relative: largest difference over largest value, at most {report.bound:g}; "

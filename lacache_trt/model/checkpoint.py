@@ -33,7 +33,9 @@ from lacache_trt.model.safetensors_file import (
 )
 from lacache_trt.model.tensor_map import TensorRecipe, tensor_recipes
 from lacache_trt.model.tokenizer_facts import read_tokenizer_facts
+from lacache_trt.publish import MANIFEST_NAME
 
+CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 2**20
@@ -96,6 +98,13 @@ def checked_directory(directory: str | Path) -> Path:
             expected="a directory with config.json and safetensors files",
             fix="check the path, or give a hub id such as owner/name",
         )
+    if (root / MANIFEST_NAME).is_file() and not (root / CONFIG_FILE).exists():
+        raise CheckpointError(
+            "this is a bundle or an engine already, not a checkpoint",
+            got=f"{directory}, which holds a {MANIFEST_NAME} and no {CONFIG_FILE}",
+            expected="a directory with config.json and safetensors files",
+            fix="name the checkpoint that it was exported from; `lacache-trt build` takes a bundle",
+        )
     return root.resolve()
 
 
@@ -151,7 +160,7 @@ def contained_file(root: Path, name: str) -> Path:
 
 
 def _read_config(root: Path) -> dict[str, Any]:
-    return read_json_object(contained_file(root, "config.json"), MAX_CONFIG_BYTES)
+    return read_json_object(contained_file(root, CONFIG_FILE), MAX_CONFIG_BYTES)
 
 
 def _stored_tensors(root: Path) -> dict[str, StoredTensor]:
