@@ -10,12 +10,13 @@ from pathlib import Path
 
 from lacache_trt.artifacts import Manifest, load_manifest, publish_directory, write_manifest
 from lacache_trt.engines.base import Engine
+from lacache_trt.engines.fp8_recipes import check_recipe
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.registry import ENGINES, TENSORRT_ENGINES, resolve, resolve_for_build
 from lacache_trt.errors import ArtifactError, MissingDependencyError
 from lacache_trt.fp8_weights import checked_fp8_linears
 from lacache_trt.gpus import find_gpus
-from lacache_trt.model.fp8 import FP8_SM
+from lacache_trt.model.fp8 import FP8_SM, fp8_granularity
 from lacache_trt.progress import Progress, SilentProgress
 from lacache_trt.publish import refuse_overlap
 
@@ -54,7 +55,9 @@ def build_engine(
     Raises:
         MissingDependencyError: the engine cannot be built on this machine, or not with FP8.
         ArtifactError: the bundle is incomplete or was changed.
-        QuantisationError: FP8 is asked for, and a weight is NaN or infinite.
+        QuantisationError: FP8 is asked for, and a weight is NaN or infinite, or an input is zero.
+        InvalidRequestError: the bundle is FP8 in a way that the engine cannot have, or the prompts
+            of a calibration are none.
         OutputError: `out` exists already, overlaps the bundle or cannot be written.
     """
     options = options or BuildOptions()
@@ -64,8 +67,7 @@ def build_engine(
     options = replace(options, engine=entry.name)
     refuse_overlap(Path(out), Path(bundle))
     source = load_manifest(Path(bundle), "bundle", progress=progress)
-    if checked_fp8_linears(source) or options.fp8 is not None:
-        require_fp8_gpu(entry.name, options.tensorrt.sm)
+    require_fp8(source, options, options.tensorrt.sm)
     with publish_directory(Path(out), overwrite=options.overwrite) as directory:
         if options.fp8 is not None:
             source = _quantised(source, directory, options, progress)
@@ -80,6 +82,20 @@ def build_engine(
     total = load_manifest(Path(out), "engine", hashes="sizes").total_bytes()
     seconds = time.monotonic() - started
     return BuildReport(Path(out), entry.name, seconds, total, _warnings(source))
+
+
+def require_fp8(source: Manifest, options: BuildOptions, sm: int | None) -> None:
+    """Raise if the bundle or the options ask for FP8 that the GPU or the engine cannot have.
+
+    Raises:
+        ArtifactError: the bundle's FP8 weights are not those of its recipe.
+        MissingDependencyError, InvalidRequestError: see `require_fp8_gpu`, `check_recipe`.
+    """
+    quantised = bool(checked_fp8_linears(source))
+    if quantised or options.fp8 is not None:
+        require_fp8_gpu(options.engine, sm)
+    if quantised:
+        check_recipe(fp8_granularity(source.body), options.engine, options.tensorrt)
 
 
 def require_fp8_gpu(engine: str, wanted: int | None) -> None:
@@ -105,8 +121,14 @@ def _quantised(
 
     if options.fp8 is None:
         return source
-    graphs = options.engine != "cuda"
-    return derive_bundle(source, directory / DERIVED, options.fp8, progress, graphs=graphs)
+    return derive_bundle(
+        source,
+        directory / DERIVED,
+        options.fp8,
+        progress,
+        graphs=options.engine != "cuda",
+        calibration=options.calibration,
+    )
 
 
 def _warnings(source: Manifest) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from lacache_trt.export.weights import (
     read_header,
     write_at,
 )
-from lacache_trt.model.config import DTYPE_BYTES, Dtype
+from lacache_trt.model.config import DTYPE_BYTES, INPUT_SCALE, Dtype
 from lacache_trt.model.safetensors_file import (
     E4M3,
     StoredTensor,
@@ -57,7 +57,7 @@ def convert_weights(
 def kept_dtypes(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     """The tensors of FP8 linears, which no conversion changes, and their dtypes."""
     linears = [name.removesuffix(".weight") for name in tensors if tensors[name].dtype == E4M3]
-    names = [linear + part for linear in linears for part in (".weight", ".scale")]
+    names = [linear + part for linear in linears for part in (".weight", ".scale", INPUT_SCALE)]
     return {name: tensors[name].dtype for name in names if name in tensors}
 
 

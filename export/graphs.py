@@ -23,7 +23,7 @@ from lacache_trt.export.passes.drop_metadata import DropMetadata
 from lacache_trt.export.passes.external_weights import ExternalWeights, WeightLocation
 from lacache_trt.export.passes.fold_shapes import FoldShapes
 from lacache_trt.export.weights import read_header
-from lacache_trt.model.config import Dtype, ModelConfig
+from lacache_trt.model.config import Dtype, Granularity, ModelConfig
 from lacache_trt.model.ops import ExportOps
 from lacache_trt.model.programs import (
     FillProgram,
@@ -58,15 +58,17 @@ def capture_graph(
     opset: int,
     weights: Mapping[str, WeightLocation],
     fp8: Collection[str] = (),
+    granularity: Granularity = "per-group",
 ) -> ir.Model:
     """The graph `name` with inputs and outputs as in the contract.
 
     `weights` locates every parameter in the weights file that lies beside the graph; `fp8` names
-    the linears that are FP8 there.
+    the linears that are FP8 there, and `granularity` who shares their scales.
     """
     spec = graph_specs(config, dtype)[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        transformer = Transformer(config, ExportOps(), getattr(torch, dtype), fp8)
+        kind = getattr(torch, dtype)
+        transformer = Transformer(config, ExportOps(), kind, fp8, granularity)
     program = PROGRAMS[name](transformer).eval()
     with _quiet_exporter():
         captured = torch.onnx.export(

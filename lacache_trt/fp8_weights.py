@@ -16,7 +16,7 @@ import numpy as np
 from lacache_trt.artifacts import Manifest
 from lacache_trt.errors import ArtifactError, CheckpointError
 from lacache_trt.model.config import fp8_dtypes, parameter_shapes
-from lacache_trt.model.fp8 import fp8_linears
+from lacache_trt.model.fp8 import fp8_granularity, fp8_linears
 from lacache_trt.model.safetensors_file import (
     E4M3,
     StoredTensor,
@@ -46,16 +46,18 @@ def checked_fp8_linears(manifest: Manifest) -> frozenset[str]:
                 return linears
             raise ArtifactError(error.what, got=error.got, expected=error.expected) from error
         _check_tensors(tensors, manifest, linears)
-        for linear in sorted(linears):
-            check_scales(path, linear + ".scale", tensors[linear + ".scale"])
+        for name, kind in sorted(fp8_dtypes(linears, fp8_granularity(manifest.body)).items()):
+            if kind == "float32":
+                check_scales(path, name, tensors[name])
     return linears
 
 
 def _check_tensors(
     tensors: Mapping[str, StoredTensor], manifest: Manifest, linears: frozenset[str]
 ) -> None:
-    shapes = parameter_shapes(manifest.model, linears)
-    special = {name: _STORED[kind] for name, kind in fp8_dtypes(linears).items()}
+    granularity = fp8_granularity(manifest.body)
+    shapes = parameter_shapes(manifest.model, linears, granularity)
+    special = {name: _STORED[kind] for name, kind in fp8_dtypes(linears, granularity).items()}
     wrong = [
         f"{name} is {_described(tensors.get(name))}, not {dtype} {list(shapes[name])}"
         for name, dtype in special.items()
@@ -71,7 +73,7 @@ def _check_tensors(
         raise ArtifactError(
             "the weights are not those of the FP8 recipe in the manifest",
             got="; ".join(sorted(wrong)[:8]),
-            expected=f"{len(linears)} FP8 linears, each with the scales of its blocks",
+            expected=f"{len(linears)} FP8 linears with scales {granularity}",
             fix=_FIX,
         )
 
@@ -93,8 +95,8 @@ def check_scales(path: Path, name: str, tensor: StoredTensor) -> None:
         place = np.unravel_index(int(np.argmin(good)), tensor.shape)
         raise ArtifactError(
             f"{name} holds a scale that cannot be one",
-            got=f"{float(values[np.argmin(good)])} at block {[int(index) for index in place]}; "
+            got=f"{float(values[np.argmin(good)])} at {[int(index) for index in place]}; "
             f"{int((~good).sum())} of {math.prod(tensor.shape)} are wrong",
-            expected="positive, finite scales: a block of zeros has 1",
+            expected="positive, finite scales: zeros have 1",
             fix=_FIX,
         )

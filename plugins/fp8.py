@@ -1,9 +1,10 @@
-"""FP8 E4M3 values with one float32 scale per group: the arithmetic that every engine agrees on.
+"""FP8 E4M3 values with float32 scales: the arithmetic that every engine agrees on.
 
     scale = amax / 448                   over 128 values of a row, or a 128 x 128 block of a weight
     value = round_E4M3(x / scale)        nearest even;  x ~ value * scale
 Both are true divisions in float32, so that torch, ONNX and Triton give the same bits. The quotient
-never exceeds 448 by more than its rounding error, so nothing saturates.
+never exceeds 448 by more than its rounding error, so nothing saturates. A scale per output channel
+follows the same rule; a static scale, measured beforehand, saturates what exceeds it.
 
 A group whose amax is below 2^-80 counts as zero: scale 1, values 0. So no scale is 0, and none so
 small that the remainder of a division by it would not be exact.
@@ -43,16 +44,23 @@ def quantise_blocks(weight: Tensor, scale: Tensor | None = None) -> tuple[Tensor
     Raises:
         QuantisationError: a weight is NaN or infinite.
     """
-    if not bool(torch.isfinite(weight).all()):
-        raise QuantisationError(
-            "a weight to quantise is NaN or infinite",
-            got=f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} values",
-            fix="convert the checkpoint again, or leave this linear out",
-        )
+    _check_finite(weight)
     if scale is None:
         scale = block_scales(weight)
-    quotient = weight.float() / expand_blocks(scale, weight.shape)
-    return quotient.clamp(-E4M3_MAX, E4M3_MAX).to(E4M3), scale
+    return quantise_static(weight, expand_blocks(scale, weight.shape)), scale
+
+
+def quantise_channels(weight: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(E4M3 [out, in], float32 scales [out]) of weight [out, in]; as `quantise_blocks` else."""
+    _check_finite(weight)
+    if scale is None:
+        scale = channel_scales(weight)
+    return quantise_static(weight, scale[:, None]), scale
+
+
+def quantise_static(x: Tensor, scale: Tensor) -> Tensor:
+    """E4M3 of x / scale in float32; beyond 448 it saturates, NaN stays."""
+    return (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
 
 
 def dequantise_groups(
@@ -69,6 +77,18 @@ def dequantise_blocks(
 ) -> Tensor:
     """[out, in] of E4M3 values and the scales of their blocks, multiplied in `dtype`."""
     return quantised.to(dtype) * expand_blocks(scale.to(dtype), quantised.shape)
+
+
+def dequantise_channels(
+    quantised: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """[out, in] of E4M3 values and the scales [out] of their rows, multiplied in `dtype`."""
+    return quantised.to(dtype) * scale.to(dtype)[:, None]
+
+
+def channel_scales(weight: Tensor) -> Tensor:
+    """amax / 448 of every output channel, a row of weight [out, in]."""
+    return scales(weight.float().abs().amax(dim=1))
 
 
 def block_scales(weight: Tensor) -> Tensor:
@@ -91,6 +111,15 @@ def scales(amax: Tensor) -> Tensor:
     The divisor is a tensor: by a number, torch on a GPU multiplies with its reciprocal.
     """
     return torch.where(amax < ZERO_AMAX, 1.0, amax / torch.full_like(amax, E4M3_MAX))
+
+
+def _check_finite(weight: Tensor) -> None:
+    if not bool(torch.isfinite(weight).all()):
+        raise QuantisationError(
+            "a weight to quantise is NaN or infinite",
+            got=f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} values",
+            fix="convert the checkpoint again, or leave this linear out",
+        )
 
 
 def check_width(width: int) -> int:

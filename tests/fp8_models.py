@@ -22,9 +22,10 @@ from lacache_trt.contract_json import contract_to_json
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.export.options import OPSET
+from lacache_trt.export.tokenizer import write_tokenizer
 from lacache_trt.export.weights import write_weights
 from lacache_trt.model.checkpoint import Checkpoint
-from lacache_trt.model.fp8 import Fp8Recipe, fp8_linears
+from lacache_trt.model.fp8 import Fp8Recipe, fp8_granularity, fp8_linears
 from lacache_trt.model.ops import TorchOps
 from lacache_trt.model.transformer import Transformer
 
@@ -38,13 +39,18 @@ def make_checkpoint(family: str, path: Path, **changes: object) -> Path:
 
 
 def make_bundle(
-    checkpoint: Path, bundle: Path, graphs: Collection[str] = ("fill", "reuse", "plain")
+    checkpoint: Path,
+    bundle: Path,
+    graphs: Collection[str] = ("fill", "reuse", "plain"),
+    tokenizer: bool = False,
 ) -> Manifest:
     """A bundle of a checkpoint in its dtype: the weights are real, the graphs are stand-ins."""
     source = Checkpoint.open(checkpoint)
     specs = graph_specs(source.config, source.config.dtype)
     with publish_directory(bundle) as directory:
         write_weights(source, directory / "weights.safetensors", source.config.dtype)
+        if tokenizer:
+            write_tokenizer(checkpoint, directory)
         for name in graphs:
             (directory / f"{name}.onnx").write_bytes(b"stand-in")
         body = {
@@ -77,7 +83,8 @@ def load_fp8_eager(bundle: Manifest, dtype: torch.dtype = torch.float32) -> Tran
     """The module over a bundle's weights; FP8 tensors as they are, the others in `dtype`."""
     linears = fp8_linears(bundle.body, bundle.model)
     with torch.device("meta"):
-        model = Transformer(bundle.model, TorchOps(), dtype, linears)
+        granularity = fp8_granularity(bundle.body)
+        model = Transformer(bundle.model, TorchOps(), dtype, linears, granularity)
     tensors = load_file(bundle.path("weights.safetensors"))
     assert {name.replace(".", "/") for name in tensors} == set(model.weights)
     for name, value in tensors.items():

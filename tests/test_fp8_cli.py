@@ -50,6 +50,15 @@ def test_the_flags_make_the_recipe(options: list[BuildOptions]) -> None:
     assert options[0].fp8 == expected
 
 
+def test_per_channel_takes_a_calibration_and_needs_no_plugins(options: list[BuildOptions]) -> None:
+    flags = ["--fp8", "--fp8-recipe", "per-channel", "--calibration", "a.jsonl", "--no-plugins"]
+    done = run("build", "b", "o", "--engine", "tensorrt-rtx", "--sm", "89", *flags)
+    assert done.exit_code == 0, done.stderr
+    assert options[0].fp8 == Fp8Recipe(recipe="per-channel")
+    assert options[0].calibration == Path("a.jsonl")
+    assert not options[0].tensorrt.plugins
+
+
 def test_without_the_flag_nothing_is_quantised(options: list[BuildOptions]) -> None:
     assert run("build", "b", "o", "--engine", "onnxruntime").exit_code == 0
     assert options[0].fp8 is None
@@ -66,7 +75,9 @@ def test_warnings_are_printed_and_in_the_json(options: list[BuildOptions]) -> No
     [
         (["--fp8-scope", "all"], "add --fp8"),
         (["--fp8", "--fp8-scope", "most"], "unknown FP8 scope"),
-        (["--fp8", "--fp8-recipe", "per-channel"], "per-channel is not built yet"),
+        (["--fp8", "--fp8-recipe", "per-channel"], "add --calibration FILE.jsonl"),
+        (["--fp8", "--calibration", "a.jsonl"], "nothing here needs a calibration"),
+        (["--calibration", "a.jsonl"], "without --fp8"),
         (["--fp8", "--fp8-recipe", "per-row"], "unknown FP8 recipe"),
         (["--fp8", "--fp8-layers", "x"], "these are not layers"),
     ],
@@ -85,6 +96,7 @@ def test_fp8_without_plugins_is_refused(options: list[BuildOptions]) -> None:
     done = run("build", "b", "o", *flags)
     assert done.exit_code == 2
     assert "needs the plugins" in done.stderr
+    assert "--fp8-recipe per-channel --calibration FILE.jsonl" in done.stderr
 
 
 def test_inspect_shows_recipe_and_kernels(tmp_path: Path) -> None:
@@ -102,5 +114,6 @@ def test_inspect_shows_recipe_and_kernels(tmp_path: Path) -> None:
 
 def test_help_names_every_flag() -> None:
     shown = run("build", "--help").stdout
-    for flag in ("--fp8", "--fp8-scope", "--fp8-layers", "--fp8-exclude", "--fp8-recipe"):
-        assert flag in shown
+    for flag in ("", "-scope", "-layers", "-exclude", "-recipe", "-scales", "-quantiser"):
+        assert f"--fp8{flag}" in shown
+    assert "--calibration" in shown

@@ -72,6 +72,31 @@ def test_tiny_llada_builds_with_fp8_plugins(
     assert shown["weights"] == weights
 
 
+@pytest.mark.parametrize("weights", ["embedded", "shared"])
+def test_a_dry_run_plans_fp8_per_channel(models: Callable[[str], Any], weights: Any) -> None:
+    """From the unquantised bundle: no plugins, a scale per output, FP8 weights in every plan."""
+    bundle = load_manifest(models(SHIPPED).bundle, "bundle", hashes="sizes")
+    settings = replace(TENSORRT, weights=weights, plugins=False)
+    plain = BuildOptions(engine="tensorrt-rtx", tensorrt=settings)
+    recipe = Fp8Recipe(recipe="per-channel")
+    options = replace(plain, fp8=recipe, calibration=Path("prompts.jsonl"))
+    planned = plan_build(bundle, options)
+    assert planned["fp8"] == {"recipe": "per-channel", "linears": 10}
+    assert planned["plugins"] == {}
+    config = bundle.model
+    inputs = {"gate_up": config.hidden_size, "down": config.intermediate_size}
+    outputs = {"gate_up": 2 * config.intermediate_size, "down": config.hidden_size}
+    found = planned["precision"]["layers.1"]
+    values = sum(inputs[name] * outputs[name] for name in inputs)
+    assert found["float8_e4m3fn"] == values
+    assert found["float32"] == 4 * sum(size + 1 for size in outputs.values())
+    before = plan_build(bundle, plain)
+    assert before["fp8"] is None
+    # Of a bfloat16 weight half is saved, in the one plan that has these layers.
+    saved = before["memory"][0]["weights"] - planned["memory"][0]["weights"]
+    assert saved == 5 * (values - found["float32"])
+
+
 def check_graph(path: Path, linears: list[str]) -> None:
     """What the builder is given: every FP8 op is a plugin, and its weights are E4M3."""
     model = onnx.load_model_from_string(prepare_graph(path, plugin_sm=89))

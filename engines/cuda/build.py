@@ -11,7 +11,7 @@ from lacache_trt.artifacts import Manifest
 from lacache_trt.contract import graph_specs
 from lacache_trt.contract_json import contract_to_json
 from lacache_trt.engines.cuda.engine import require_cuda
-from lacache_trt.engines.cuda.fp8 import measure_fp8_table, require_fp8
+from lacache_trt.engines.cuda.fp8 import measure_fp8_table, require_fp8, require_per_group
 from lacache_trt.engines.cuda.gemm import measure_table
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.placing import place_file
@@ -29,6 +29,7 @@ def build(
     """Write the weights into `directory`; returns the engine part of the manifest."""
     require_cuda()
     linears = fp8_linears(bundle.body, bundle.model)
+    require_per_group(bundle.body)
     require_fp8(linears)
     dtype = str(bundle.body["dtype"])
     _check_supported(bundle, dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lacache_trt.artifacts import Manifest
 from lacache_trt.closing import ClosesOnExit
 from lacache_trt.engines.base import Capabilities
-from lacache_trt.engines.cuda.fp8 import Fp8Table, require_fp8
+from lacache_trt.engines.cuda.fp8 import Fp8Table, require_fp8, require_per_group
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.engines.cuda.kept import kept_bytes
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, lane_bytes
@@ -53,6 +53,7 @@ def load(manifest: Manifest) -> CudaEngine:
             fix="build it again on this machine: lacache-trt build BUNDLE OUT --engine cuda",
         )
     linears = fp8_linears(manifest.body, manifest.model)
+    require_per_group(manifest.body)
     require_fp8(linears)
     path = manifest.path("weights.safetensors")
     _check_fits(path.stat().st_size)

@@ -21,8 +21,9 @@ from torch import Tensor
 from lacache_trt.engines.cuda.capture import microseconds_per_call
 from lacache_trt.engines.cuda.choices import ChoiceTable
 from lacache_trt.engines.cuda.gemm import COLD_BYTES, MOST_COPIES, ROW_CEILINGS
-from lacache_trt.errors import MissingDependencyError
+from lacache_trt.errors import ArtifactError, MissingDependencyError
 from lacache_trt.model.config import ModelConfig, parameter_shapes
+from lacache_trt.model.fp8 import fp8_granularity
 from lacache_trt.plugins.fp8 import quantise_blocks, quantise_groups
 from lacache_trt.plugins.group_linear import kernel
 
@@ -42,6 +43,17 @@ def require_fp8(linears: Collection[str]) -> None:
             got=f"{torch.cuda.get_device_name()}, sm_{10 * major + minor}",
             expected=f"sm_{FIRST_SM} or later (L40S, RTX 40 and 50, H100, H200, B200)",
             fix="build without --fp8, or on another GPU",
+        )
+
+
+def require_per_group(body: Mapping[str, object]) -> None:
+    """Raise `ArtifactError` if the FP8 linears of a manifest have scales per channel."""
+    if fp8_granularity(body) != "per-group":
+        raise ArtifactError(
+            "the cuda engine has no FP8 linears with scales per channel",
+            got="weights quantised with --fp8-recipe per-channel",
+            expected="scales per group",
+            fix="build from the unquantised bundle: --engine cuda --fp8",
         )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lacache_trt.engines.cuda.fp8 import Fp8Table
+from lacache_trt.errors import EngineError
 from lacache_trt.plugins.fp8 import E4M3, GROUP
 from lacache_trt.plugins.group_quant import kernel as quant_kernel
 from lacache_trt.plugins.rms_norm_quant import kernel as norm_kernel
@@ -56,6 +57,17 @@ class Fp8Ops:
         """In place."""
         self._multiply(quantised, scale, weight, weight_scale, residual, residual)
         return residual
+
+    def channel_linear(
+        self, x: Tensor, input_scale: Tensor, weight: Tensor, weight_scale: Tensor
+    ) -> Tensor:
+        """Raises `EngineError`: there is no kernel, and builds refuse the recipe before."""
+        raise EngineError(
+            "the cuda engine has no FP8 linears with scales per channel",
+            got=f"a weight {list(weight.shape)}",
+            expected="scales per group",
+            fix="build with --fp8-recipe per-group",
+        )
 
     def _multiply(
         self,

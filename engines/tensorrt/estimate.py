@@ -7,26 +7,34 @@ where a GPU was there to open the plan).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from lacache_trt.artifacts import Manifest
-from lacache_trt.engines.builder import require_fp8_gpu
+from lacache_trt.engines.builder import require_fp8
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.registry import resolve_for_build
 from lacache_trt.engines.tensorrt.building import Resolved, resolve_build
 from lacache_trt.engines.tensorrt.layout import plan_file
 from lacache_trt.engines.tensorrt.profiles import Profile
 from lacache_trt.engines.tensorrt.share_weights import dtype_name, large_weights, weight_tensors
-from lacache_trt.fp8_weights import checked_fp8_linears
 from lacache_trt.gpus import find_gpus
-from lacache_trt.model.config import DTYPE_BYTES, ModelConfig
-from lacache_trt.model.fp8 import GROUP, refuse_fp8_source, select_linears
+from lacache_trt.model.config import DTYPE_BYTES, Granularity, ModelConfig
+from lacache_trt.model.fp8 import (
+    GROUP,
+    fp8_granularity,
+    fp8_linears,
+    refuse_fp8_source,
+    select_linears,
+)
 from lacache_trt.plugins.programs import PROGRAMS, require_kernels
 from lacache_trt.plugins.spec import DOMAIN
 
+Planned = Mapping[str, Granularity]
+"""The linears that would become FP8, and who would share their scales."""
 _QUANTISERS = {"gate_up": "RMSNormQuant", "down": "SwiGLUQuant", "head": "RMSNormQuant"}
 _FLOAT32 = "norms, RoPE angles, softmax and its saved state, sampler"
 
@@ -42,8 +50,7 @@ def plan_build(bundle: Manifest, options: BuildOptions) -> dict[str, Any]:
     entry = resolve_for_build(options.engine, options.tensorrt.sm)
     settings = options.tensorrt
     resolved = resolve_build(bundle, entry.name, settings)
-    if options.fp8 is not None or checked_fp8_linears(bundle):
-        require_fp8_gpu(entry.name, resolved.sm)
+    require_fp8(bundle, replace(options, engine=entry.name), resolved.sm)
     if settings.plugins:
         require_kernels(resolved.sm)
     models = {name: ir.load(bundle.path(f"{name}.onnx")) for name in resolved.contract}
@@ -54,6 +61,7 @@ def plan_build(bundle: Manifest, options: BuildOptions) -> dict[str, Any]:
         "sm": resolved.sm,
         "dtype": resolved.dtype,
         "weights": settings.weights,
+        "fp8": _fp8(bundle, linears),
         "plugins": _plugins(models, linears) if settings.plugins else {},
         "files": [plan_file(name) for name in resolved.contract],
         "memory": memory(bundle.model, resolved, models, linears),
@@ -63,23 +71,31 @@ def plan_build(bundle: Manifest, options: BuildOptions) -> dict[str, Any]:
     }
 
 
-def planned_linears(bundle: Manifest, options: BuildOptions) -> frozenset[str]:
+def planned_linears(bundle: Manifest, options: BuildOptions) -> Planned:
     """The linears that the build would make FP8; what is FP8 already counts as it is.
 
     Raises:
         InvalidRequestError: the recipe does not suit the bundle.
     """
     if options.fp8 is None:
-        return frozenset()
+        return {}
     refuse_fp8_source(bundle.body)
-    return frozenset(select_linears(bundle.model, options.fp8).linears)
+    return dict.fromkeys(select_linears(bundle.model, options.fp8).linears, options.fp8.recipe)
+
+
+def _fp8(bundle: Manifest, linears: Planned) -> dict[str, Any] | None:
+    """How many linears the engine would have in FP8, and by which recipe."""
+    found = linears or dict.fromkeys(
+        fp8_linears(bundle.body, bundle.model), fp8_granularity(bundle.body)
+    )
+    return {"recipe": next(iter(found.values())), "linears": len(found)} if found else None
 
 
 def memory(
     config: ModelConfig,
     resolved: Resolved,
     models: Mapping[str, ir.Model],
-    linears: Collection[str] = (),
+    linears: Planned,
 ) -> list[dict[str, Any]]:
     """Device bytes at the largest sizes of each profile, for one batch in flight."""
     weights = _weight_bytes(models, linears, shared=any(resolved.shared.values()))
@@ -103,44 +119,47 @@ def _batch_bytes(config: ModelConfig, profile: Profile, size: int) -> dict[str, 
     }
 
 
-def _stored(name: str, tensor: ir.ExternalTensor, linears: Collection[str]) -> dict[str, int]:
+def _stored(name: str, tensor: ir.ExternalTensor, linears: Planned) -> dict[str, int]:
     """Bytes by dtype of a weight, as it would be stored."""
-    if name.removesuffix(".weight") not in linears:
+    granularity = linears.get(name.removesuffix(".weight"))
+    if granularity is None:
         return {dtype_name(tensor): tensor.nbytes}
     inputs, outputs = (int(size) for size in tensor.shape.numpy())
-    scales = -(-outputs // GROUP) * -(-inputs // GROUP) * DTYPE_BYTES["float32"]
-    return {"float8_e4m3fn": inputs * outputs, "float32": scales}
+    blocks = -(-outputs // GROUP) * -(-inputs // GROUP)
+    scales = blocks if granularity == "per-group" else outputs + 1
+    return {"float8_e4m3fn": inputs * outputs, "float32": scales * DTYPE_BYTES["float32"]}
 
 
-def _weight_bytes(models: Mapping[str, ir.Model], linears: Collection[str], *, shared: bool) -> int:
-    """Embedded weights lie in every plan that uses them; shared ones once."""
+def _weight_bytes(models: Mapping[str, ir.Model], linears: Planned, *, shared: bool) -> int:
+    """Embedded weights lie in every plan that uses them; shared ones once (`share_weights`)."""
+    embedded = {f"{name}.weight" for name, kind in linears.items() if kind == "per-channel"}
     once: dict[str, int] = {}
     total = 0
     for model in models.values():
         large = {spec.name for spec in large_weights(model)} if shared else set()
         for name, tensor in weight_tensors(model).items():
             size = sum(_stored(name, tensor, linears).values())
-            if name in large:
+            if name in large - embedded:
                 once[name] = size
             else:
                 total += size
     return total + sum(once.values())
 
 
-def _plugins(models: Mapping[str, ir.Model], linears: Collection[str]) -> dict[str, int]:
+def _plugins(models: Mapping[str, ir.Model], linears: Planned) -> dict[str, int]:
     """Plugin nodes by op."""
     nodes: Iterable[ir.Node] = (node for model in models.values() for node in model.graph)
     found: dict[str, int] = {}
     for node in nodes:
         if node.domain == DOMAIN and node.op_type in PROGRAMS:
             found[node.op_type] = found.get(node.op_type, 0) + 1
-    for linear in linears:
+    for linear in (name for name, kind in linears.items() if kind == "per-group"):
         for op in ("GroupLinear", _QUANTISERS.get(linear.rpartition(".")[2], "GroupQuant")):
             found[op] = found.get(op, 0) + 1
     return found
 
 
-def _precision(model: ir.Model, linears: Collection[str]) -> dict[str, dict[str, int]]:
+def _precision(model: ir.Model, linears: Planned) -> dict[str, dict[str, int]]:
     """Bytes of weights by dtype in every part of the model; GEMMs run in their weights' dtype."""
     parts: dict[str, dict[str, int]] = {}
     for name, tensor in weight_tensors(model).items():

@@ -11,6 +11,7 @@ from lacache_trt.errors import InvalidRequestError
 WEIGHTS = ("embedded", "shared")
 CACHES = ("exact", "exact,kv")
 LEGACY_VERSION = "8.5"
+_FLAGS = {"profiles": "--profile", "plugins": "--no-plugins"}
 
 
 @dataclass(frozen=True)
@@ -61,5 +62,6 @@ class TensorRTOptions:
             )
 
     def changed(self) -> list[str]:
-        """Names of the options that are not at their defaults."""
-        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        """The flags of the options that are not at their defaults, as they are typed."""
+        names = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return [_FLAGS.get(name, "--" + name.replace("_", "-")) for name in names]

@@ -3,7 +3,9 @@
 1. A weight that lies in the weights file and has at least LARGE bytes becomes a graph input of its
    own name, dtype and fixed shape, behind the other inputs and in the order of the file.
 2. Smaller weights and constants stay: TensorRT folds them.
-3. Nothing else changes.
+3. So do FP8 weights with scales per channel, and those scales: TensorRT dequantises only constants
+   per channel (NvInfer.h, IDequantizeLayer). They lie in every plan.
+4. Nothing else changes.
 
 The surgery is onnx-graphsurgeon's: it keeps external weights as references, so that a graph with
 many gigabytes of them costs nothing, and carries functions and types that NumPy does not have.
@@ -72,8 +74,12 @@ def large_weights(model: ir.Model) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(name, tuple(tensor.shape.numpy()), dtype_name(tensor))
         for name, tensor in weight_tensors(model).items()
-        if tensor.nbytes >= LARGE
+        if tensor.nbytes >= LARGE and not _is_dequantised(model.graph.initializers[name])
     )
+
+
+def _is_dequantised(value: ir.Value) -> bool:
+    return any(node.op_type == "DequantizeLinear" for node, _ in value.uses())
 
 
 def dtype_name(tensor: ir.ExternalTensor) -> str:

@@ -1,7 +1,7 @@
 """Turns a graph of half-precision activations into float32, for runtimes without bf16 or fp16.
 
 1. Every bf16 or fp16 value becomes float32, inputs and outputs included.
-2. A Cast to either becomes a Cast to float32.
+2. A Cast or a DequantizeLinear to either becomes one to float32.
 3. Constants of the graph are converted; weights are relocated into the float32 weights file.
 4. The function bodies follow their inputs by CastLike and need no change.
 """
@@ -16,6 +16,8 @@ import onnx_ir as ir
 from lacache_trt.export.passes.external_weights import WeightLocation
 
 _HALF = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+_TARGET = {"Cast": "to", "DequantizeLinear": "output_dtype"}
+"""The attribute that names a node's output type."""
 
 
 class ToFloat32(ir.passes.InPlacePass):
@@ -54,8 +56,8 @@ def _widen_type(value: ir.Value) -> None:
 
 def _widen_attributes(node: ir.Node) -> None:
     for name, attribute in list(node.attributes.items()):
-        if node.op_type == "Cast" and name == "to" and attribute.as_int() in _HALF:
-            node.attributes[name] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+        if _TARGET.get(node.op_type) == name and attribute.as_int() in _HALF:
+            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
         elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _HALF:
             wide = attribute.as_tensor().numpy().astype(np.float32)
             node.attributes[name] = ir.AttrTensor(name, ir.Tensor(wide))

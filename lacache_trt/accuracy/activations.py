@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from lacache_trt.accuracy.models import (
     load_weights,
     pick_device,
 )
+from lacache_trt.accuracy.prompt_ids import prompt_ids
 from lacache_trt.accuracy.schemes import SCHEMES
 from lacache_trt.accuracy.settings import ActivationSettings
-from lacache_trt.decoding.rows import check_prompt
 from lacache_trt.demo.problems import problem
 from lacache_trt.demo.shipped import CHECKPOINT
 from lacache_trt.errors import InvalidRequestError, NumericalError
@@ -45,7 +46,7 @@ from lacache_trt.model.config import ModelConfig
 from lacache_trt.model.transformer import Transformer
 from lacache_trt.plugins.fp8 import GROUP
 from lacache_trt.progress import Progress, SilentProgress
-from lacache_trt.text import TOKENIZER_FILE, parse_tokenizer
+from lacache_trt.text import TOKENIZER_FILE, TextCodec, parse_tokenizer
 
 EXCLUSION_DB = 6.0
 OUTLIER_TIMES_MEDIAN = 6.0
@@ -212,17 +213,13 @@ def _token_ids(
         )
     if prompts is None:
         prompts = [problem("tune", index).question for index in range(settings.problems)]
-    tokenizer = None
-    ids: list[tuple[int, ...]] = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            tokenizer = tokenizer or _tokenizer(source.directory)
-            prompt = list(tokenizer.encode(prompt, add_special_tokens=False).ids)
-        ids.append(check_prompt(prompt, source.config, generation.gen_length))
-    return ids
+    tokenizer = cache(lambda: _tokenizer(source.directory))
+    return prompt_ids(
+        prompts, lambda text: tokenizer().encode(text), source.config, generation.gen_length
+    )
 
 
-def _tokenizer(directory: Path) -> Any:
+def _tokenizer(directory: Path) -> TextCodec:
     path = directory / TOKENIZER_FILE
     if not path.is_file():
         raise InvalidRequestError(
@@ -231,7 +228,7 @@ def _tokenizer(directory: Path) -> Any:
             expected="prompts as lists of token ids",
             fix="tokenize the prompts first",
         )
-    return parse_tokenizer(path.read_bytes())
+    return TextCodec(parse_tokenizer(path.read_bytes()))
 
 
 def _atlas(

@@ -20,7 +20,7 @@ from lacache_trt.demo.shipped import SETTINGS
 from lacache_trt.engines.base import Int
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.model.config import ModelConfig
-from lacache_trt.progress import Progress
+from lacache_trt.progress import Progress, SilentProgress
 
 
 @dataclass
@@ -40,9 +40,11 @@ def calibrate(
     generation: GenerationConfig,
     device: torch.device,
     most_rows: int,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Abs max [K] of every linear's input channels while bf16 answers the prompts."""
-    model, ops = build_model(config, weights, Case("bf16"), {})
+    """Abs max [K] of every linear's input channels while the model answers the prompts."""
+    model, ops = build_model(config, weights, Case("calibration", dtype), {})
     amax: dict[str, torch.Tensor] = {}
 
     def watch(name: str, x: torch.Tensor) -> None:
@@ -50,8 +52,11 @@ def calibrate(
         amax[name] = torch.maximum(amax[name], found) if name in amax else found
 
     ops.on_input = watch
+    progress = progress or SilentProgress()
+    progress.start("calibrate", len(prompts))
     for members in equal_lengths([len(prompt) for prompt in prompts], most_rows):
         decode(model, [prompts[index] for index in members], generation, device)
+        progress.advance(len(members))
     return amax
 
 

@@ -35,7 +35,7 @@ class AccuracySettings:
         resamples: bootstrap resamples.
         outlier_models: random models with planted outlier channels.
         seed: seeds masks, resamples and random models.
-        device: auto is the GPU if torch sees one.
+        device: `auto` is the GPU if torch sees one.
     """
 
     problems: int = 64
@@ -81,7 +81,7 @@ class ActivationSettings:
         block_length: tokens of one block.
         steps: denoising steps of the whole generation.
         batch_rows: rows decoded together.
-        device: auto is the GPU if torch sees one.
+        device: `auto` is the GPU if torch sees one.
     """
 
     problems: int = 32

@@ -21,7 +21,7 @@ def activations(
     settings: ActivationSettings,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Checkpoint directory. [default: tiny-llada]"),
+        typer.Argument(metavar="MODEL", help="Checkpoint directory. [default: tiny-llada]"),
     ] = None,
     calibration: Annotated[
         Path | None,
@@ -49,10 +49,9 @@ def activations(
     recorder = load_part("lacache_trt.accuracy.activations", "export")
     prompts = None
     if calibration is not None:
-        from lacache_trt.cli.prompts import read_prompts
+        from lacache_trt.prompt_file import read_prompt_file
 
-        with open(calibration, encoding="utf-8") as lines:
-            prompts = read_prompts(None, tokens=False, jsonl=True, stdin=lines)
+        prompts = read_prompt_file(calibration).prompts
     with output.progress() as progress:
         atlas = recorder.record(settings, model, prompts, progress)
     if draw is not None:

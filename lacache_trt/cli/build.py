@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from lacache_trt.engines.builder import BuildReport
 
 DRY_RUN_HELP = "Show what would be built with TensorRT, and the memory it would take."
-FP8_HELP = "Quantise linears to FP8 with scales per group; the bundle is not changed."
+FP8_HELP = "Quantise linears to FP8; the bundle is not changed."
+CALIBRATION: Any = typer.Option(
+    "--calibration",
+    metavar="FILE.jsonl",
+    help="Prompts that static FP8 scales are measured on, a JSON line each: "
+    'a string, token ids or {"prompt": ...}.',
+)
 
 
 @verb
@@ -27,10 +33,11 @@ def build(
     output: Output,
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Engine directory to create.")],
-    options: Annotated[BuildOptions, WithoutFlags(("tensorrt", "fp8"))],
+    options: Annotated[BuildOptions, WithoutFlags(("tensorrt", "fp8", "calibration"))],
     tensorrt: TensorRTOptions,
     recipe: Annotated[Fp8Recipe, PrefixedFlags("fp8")],
     fp8: Annotated[bool, typer.Option("--fp8", help=FP8_HELP)] = False,
+    calibration: Annotated[Path | None, CALIBRATION] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
 ) -> None:
     """Build an engine from a bundle.
@@ -49,7 +56,9 @@ def build(
             got="flags that begin with --fp8-, without --fp8",
             fix="add --fp8",
         )
-    options = replace(options, tensorrt=tensorrt, fp8=recipe if fp8 else None)
+    options = replace(
+        options, tensorrt=tensorrt, fp8=recipe if fp8 else None, calibration=calibration
+    )
     if dry_run:
         _dry_run(output, bundle, options)
         return

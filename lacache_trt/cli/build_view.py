@@ -12,7 +12,7 @@ _PARTS = ("weights", "caches", "activations", "logits")
 
 def show_planned(planned: Mapping[str, Any]) -> None:
     """Print what `lacache_trt.engines.tensorrt.estimate.plan_build` returned."""
-    plugins = planned["plugins"]
+    plugins, fp8 = planned["plugins"], planned["fp8"]
     key_values(
         "would be built",
         {
@@ -20,6 +20,7 @@ def show_planned(planned: Mapping[str, Any]) -> None:
             "for": f"sm_{planned['sm']}",
             "dtype": planned["dtype"],
             "weights": planned["weights"],
+            "FP8": f"{fp8['linears']} linears, {fp8['recipe']}" if fp8 else "none",
             "plugins": ", ".join(f"{count} {op}" for op, count in plugins.items()) or "none",
             "files": ", ".join(planned["files"]),
         },

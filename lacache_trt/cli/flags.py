@@ -1,8 +1,9 @@
 """Command-line flags from a dataclass, so that each default and each description exists once.
 
 A field becomes `--field-name`; its help is the first sentence of the field's entry in the class's
-`Attributes:` section. Flags that are not given stay out of the result, so the value comes from the
-settings file if there is one, else from the dataclass.
+`Attributes:` section, with a capital unless it begins with something that is typed as it stands: a
+choice of the field, or words in backticks. Flags that are not given stay out of the result, so the
+value comes from the settings file if there is one, else from the dataclass.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class _Flag:
     kind: Any
     metavar: str | None = None
     convert: Callable[[Any], object] | None = None
+    choices: tuple[str, ...] = ()
 
 
 class FlagGroup(Generic[Options]):
@@ -66,7 +68,8 @@ class FlagGroup(Generic[Options]):
             name = f"{name}/--no-{own}"
         default = field.default
         shown = "" if default in (None, False, ()) else f" [default: {_spelling(default)}]"
-        option = typer.Option(name, help=text + shown, metavar=flag.metavar, show_default=False)
+        sentence = _capitalised(text, flag.choices)
+        option = typer.Option(name, help=sentence + shown, metavar=flag.metavar, show_default=False)
         return inspect.Parameter(
             self.prefix + field.name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -76,26 +79,35 @@ class FlagGroup(Generic[Options]):
 
 
 def field_descriptions(cls: type) -> dict[str, str]:
-    """First sentence of each entry of a class's `Attributes:` section."""
+    """First sentence of each entry of a class's `Attributes:` section, as it is written there."""
     _, _, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     return {name: _first_sentence(text) for name, text in _ENTRY.findall(section)}
 
 
 def _first_sentence(text: str) -> str:
-    flat = " ".join(text.split()).replace("`", "")
+    flat = " ".join(text.split())
     match = _SENTENCE.search(flat)
-    sentence = flat[: match.start()] if match else flat
-    return sentence[:1].upper() + sentence[1:]
+    return flat[: match.start()] if match else flat
+
+
+def _capitalised(sentence: str, choices: tuple[str, ...]) -> str:
+    """The sentence as help shows it: what is typed as it stands keeps its spelling."""
+    plain = sentence.replace("`", "")
+    literal = sentence.startswith("`") or re.split(r"[ ,:;]", plain, maxsplit=1)[0] in choices
+    return plain if literal else plain[:1].upper() + plain[1:]
 
 
 def _spelling(value: object) -> object:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return "yes" if value is True else value
 
 
 def _flag(hint: Any) -> _Flag:
     members = [member for member in _members(hint) if member is not type(None)]
     if get_origin(hint) is Literal or get_origin(members[0]) is Literal:
-        return _Flag(str, "|".join(map(str, get_args(members[0]))))
+        choices = tuple(map(str, get_args(members[0])))
+        return _Flag(str, "|".join(choices), choices=choices)
     if get_args(members[0]) == (str, ...):
         return _Flag(list[str], "TEXT", tuple)
     if int in members and any(get_origin(member) is tuple for member in members):

@@ -6,13 +6,12 @@ each line is a JSON string, a list of token ids, or an object with the field `pr
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TextIO
 
 from lacache_trt.errors import InvalidRequestError
+from lacache_trt.prompt_file import Prompt, parse_prompt
 
-Prompt = str | list[int]
 MAX_LINE = 16 * 2**20
 
 
@@ -59,7 +58,7 @@ def _lines(stream: TextIO) -> list[str]:
 
 def _parse(text: str, number: int, tokens: bool, jsonl: bool) -> Prompt:
     if jsonl:
-        return _parse_json(text, number)
+        return parse_prompt(text, f"line {number}")
     if not tokens:
         return text
     try:
@@ -70,23 +69,3 @@ def _parse(text: str, number: int, tokens: bool, jsonl: bool) -> Prompt:
             got=repr(text[:80]),
             expected="integers separated by spaces or commas",
         ) from error
-
-
-def _parse_json(text: str, number: int) -> Prompt:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"line {number} is not JSON", got=f"{text[:80]!r}: {error}"
-        ) from error
-    if isinstance(value, dict):
-        value = value.get("prompt")
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(token) is int for token in value):
-        return value
-    raise InvalidRequestError(
-        f"line {number} holds no prompt",
-        got=repr(text[:80]),
-        expected='a string, a list of token ids, or {"prompt": ...}',
-    )

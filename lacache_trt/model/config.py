@@ -9,8 +9,12 @@ from typing import Any, Literal
 from lacache_trt.errors import ArtifactError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
+Granularity = Literal["per-group", "per-channel"]
+"""Who shares a scale in an FP8 linear; see `lacache_trt.model.fp8`."""
 DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+INPUT_SCALE = ".input_scale"
+"""Behind a linear's name: the static scale of its input, a float32 of shape []."""
 
 
 @dataclass(frozen=True)
@@ -103,32 +107,36 @@ def projection_sizes(config: ModelConfig, layer: int) -> dict[str, int]:
     return {"qkv": config.qkv_size}
 
 
-def parameter_shapes(config: ModelConfig, fp8: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(
+    config: ModelConfig, fp8: Collection[str] = (), granularity: Granularity = "per-group"
+) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the weights file, in file order.
 
     Linear weights are stored [in, out]; `qkv` and `gate_up` are fused along the output. The last
     layer of a deeper model keeps `q` apart from `kv`: it needs keys and values of every row but
     queries only of the rows that the head reads. The linears named in `fp8` are stored [out, in],
-    each followed by the scales of its 128 x 128 blocks.
+    each followed by the scales of its 128 x 128 blocks, or of its output channels. In the second
+    case the scales of the inputs end the file: one float32 would shift all that follows it.
     """
     shapes: dict[str, tuple[int, ...]] = {}
+    per_channel = granularity == "per-channel"
     for name, shape in _half_shapes(config).items():
         linear = name.removesuffix(".weight")
         if linear in fp8:
             shapes[name] = shape[::-1]
-            shapes[linear + ".scale"] = (-(-shape[1] // 128), -(-shape[0] // 128))
+            blocks = (-(-shape[1] // 128), -(-shape[0] // 128))
+            shapes[linear + ".scale"] = shape[1:] if per_channel else blocks
         else:
             shapes[name] = shape
-    return shapes
+    inputs = [name.removesuffix(".scale") for name in shapes if name.endswith(".scale")]
+    return shapes | ({name + INPUT_SCALE: () for name in inputs} if per_channel else {})
 
 
-def fp8_dtypes(fp8: Collection[str]) -> dict[str, str]:
+def fp8_dtypes(fp8: Collection[str], granularity: Granularity = "per-group") -> dict[str, str]:
     """Dtype of the tensors of FP8 linears, which do not have the model's."""
-    return {
-        linear + part: dtype
-        for linear in fp8
-        for part, dtype in ((".weight", "float8_e4m3fn"), (".scale", "float32"))
-    }
+    scales = (".scale", INPUT_SCALE) if granularity == "per-channel" else (".scale",)
+    parts = {".weight": "float8_e4m3fn", **dict.fromkeys(scales, "float32")}
+    return {linear + part: dtype for linear in fp8 for part, dtype in parts.items()}
 
 
 def _half_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -1,92 +1,33 @@
-"""Which linears of a model are FP8: what the user asked for, and what that selects.
+"""Which linears of a model are FP8: what a recipe selects, and what a manifest records of it.
 
 A linear is named as its weight in the weights file without `.weight`: `layers.3.gate_up`. Its
-weight is E4M3, [out, in], with one float32 scale per 128 x 128 block beside it (`.scale`); its
-input is quantised per 1 x 128 group at run time. Groups run along the input, so only linears whose
-input width is a multiple of 128 can be FP8; the output may have any width. The default, the FFN of
-all layers but the first, is LaCache's (arXiv 2607.16339).
+weight is E4M3, [out, in]. Per group: one float32 scale per 128 x 128 block beside it (`.scale`);
+the input is quantised per 1 x 128 group at run time. Groups run along the input, so only linears
+whose input width is a multiple of 128 can be FP8; the output may have any width. Per channel: one
+scale per output, and one static scale for the whole input (`.input_scale`), from a calibration; any
+widths. The default, the FFN of all layers but the first, is LaCache's (arXiv 2607.16339).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any
 
 from lacache_trt.errors import ArtifactError, InvalidRequestError
-from lacache_trt.model.config import ModelConfig, projection_sizes
+from lacache_trt.model.config import Granularity, ModelConfig, projection_sizes
+from lacache_trt.model.fp8_recipe import Fp8Recipe as Fp8Recipe
+from lacache_trt.model.fp8_recipe import Scope, layer_ranges
 
-Scope = Literal["ffn", "linears", "all"]
-Granularity = Literal["per-group"]
-ScaleRule = Literal["max", "mse"]
-Quantiser = Literal["builtin", "modelopt"]
 GROUP = 128
 FORMAT = 1
 FP8_SM = 89
 """First compute capability with FP8 tensor cores."""
-_NOT_BUILT = frozenset({"per-channel"})
 _SECTION = {"format", "recipe", "linears", "excluded", "unfit", "facts"}
 _OBJECTS = ("recipe", "excluded", "unfit", "facts")
-_CHOICES = {"scope": Scope, "recipe": Granularity, "scales": ScaleRule, "quantiser": Quantiser}
-
-
-@dataclass(frozen=True)
-class Fp8Recipe:
-    """What to quantise and how.
-
-    Attributes:
-        scope: ffn (gate-up and down), linears (all projections of a layer too), all (the head too).
-        layers: as 1-31 or 2,4-6; by default all but layer 0.
-        exclude: patterns of linears to leave out, as layers.5.down or *.attn_out.
-        recipe: per-group: inputs 1x128, weights 128x128.
-        scales: max, or mse, which searches each block's scale for the smallest squared error.
-        quantiser: builtin, or modelopt, which takes the largest magnitudes from NVIDIA ModelOpt.
-    """
-
-    scope: Scope = "ffn"
-    layers: str | None = None
-    exclude: tuple[str, ...] = ()
-    recipe: Granularity = "per-group"
-    scales: ScaleRule = "max"
-    quantiser: Quantiser = "builtin"
-
-    def __post_init__(self) -> None:
-        _check_types(self.layers, self.exclude)
-        if isinstance(self.recipe, str) and self.recipe in _NOT_BUILT:
-            raise InvalidRequestError(
-                f"the FP8 recipe {self.recipe} is not built yet",
-                got=f"--fp8-recipe {self.recipe}",
-                expected="per-group, which needs the plugins",
-                fix="leave --fp8-recipe out; with --no-plugins leave --fp8 out too",
-            )
-        for name, kind in _CHOICES.items():
-            if getattr(self, name) not in get_args(kind):
-                raise InvalidRequestError(
-                    f"unknown FP8 {name}",
-                    got=repr(getattr(self, name)),
-                    expected=", ".join(get_args(kind)),
-                    fix="choose one of these",
-                )
-        if self.layers is not None:
-            _ranges(self.layers)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain types only."""
-        return {**asdict(self), "exclude": list(self.exclude)}
-
-
-def _check_types(layers: object, exclude: object) -> None:
-    if layers is not None and not isinstance(layers, str):
-        raise InvalidRequestError(
-            "FP8 layers are not text", got=repr(layers), expected="a str such as 1-31, or None"
-        )
-    if not isinstance(exclude, tuple) or not all(isinstance(each, str) for each in exclude):
-        raise InvalidRequestError(
-            "FP8 exclude is not a tuple of patterns",
-            got=repr(exclude),
-            expected='a tuple of str such as ("*.down",)',
-        )
+_COUNTS = ("prompts", "tokens", "gen_length", "block_length", "steps")
+_DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
@@ -123,7 +64,7 @@ def select_linears(config: ModelConfig, recipe: Fp8Recipe) -> Fp8Selection:
     unfit = {
         name: f"its input width {widths[name]} is not a multiple of {GROUP}"
         for name in candidates
-        if name not in excluded and widths[name] % GROUP
+        if name not in excluded and not _fits(widths[name], recipe.recipe)
     }
     linears = tuple(name for name in candidates if name not in excluded and name not in unfit)
     if not linears:
@@ -131,7 +72,8 @@ def select_linears(config: ModelConfig, recipe: Fp8Recipe) -> Fp8Selection:
             "no linear is left to quantise",
             got=f"scope {recipe.scope}, layers {sorted(chosen)}, {len(excluded)} excluded"
             + "".join(f"; {name}: {why}" for name, why in list(unfit.items())[:1]),
-            expected=f"at least one whose input width is a multiple of {GROUP}",
+            expected="at least one"
+            + (f" whose input width is a multiple of {GROUP}" if unfit else ""),
             fix="choose other layers or a larger scope, or build without --fp8",
         )
     return Fp8Selection(linears, excluded, unfit)
@@ -150,8 +92,20 @@ def linear_inputs(config: ModelConfig) -> dict[str, int]:
     return widths
 
 
-def fp8_section(recipe: Fp8Recipe, selection: Fp8Selection, facts: object) -> dict[str, Any]:
-    """The manifest's `fp8` section; `facts` are what the quantiser reports of each linear."""
+def fp8_section(
+    recipe: Fp8Recipe,
+    selection: Fp8Selection,
+    facts: object,
+    calibration: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """The manifest's `fp8` section.
+
+    Args:
+        recipe: what was asked for.
+        selection: what it selects.
+        facts: what the quantiser reports of each linear.
+        calibration: what the static scales were measured on; only they have one.
+    """
     return {
         "format": FORMAT,
         "recipe": recipe.to_json(),
@@ -159,6 +113,7 @@ def fp8_section(recipe: Fp8Recipe, selection: Fp8Selection, facts: object) -> di
         "excluded": dict(selection.excluded),
         "unfit": dict(selection.unfit),
         "facts": facts,
+        **({} if calibration is None else {"calibration": dict(calibration)}),
     }
 
 
@@ -171,19 +126,27 @@ def fp8_linears(body: Mapping[str, object], config: ModelConfig) -> frozenset[st
     if "fp8" not in body:
         return frozenset()
     section = body["fp8"]
-    if not isinstance(section, dict) or set(section) != _SECTION:
+    if not isinstance(section, dict) or set(section) - {"calibration"} != _SECTION:
         raise _wrong_section(f"{sorted(section) if isinstance(section, dict) else section!r}")
     linears, version = section["linears"], section["format"]
     objects = all(isinstance(section[name], dict) for name in _OBJECTS)
     if version != FORMAT or not isinstance(linears, list) or not objects:
         raise _wrong_section(f"format {version!r}, linears {str(linears)[:80]}")
-    _read_recipe(section["recipe"])
+    recipe = _read_recipe(section["recipe"])
+    _check_calibration(section.get("calibration"), recipe)
     widths = linear_inputs(config)
     wrong = [name for name in linears if not isinstance(name, str) or name not in widths]
-    wrong = wrong or [name for name in linears if widths[name] % GROUP]
+    wrong = wrong or [name for name in linears if not _fits(widths[name], recipe.recipe)]
     if wrong or not linears or len(set(linears)) != len(linears):
         raise _wrong_section(", ".join(map(str, wrong[:8])) or f"{len(linears)} linears, repeated")
     return frozenset(linears)
+
+
+def fp8_granularity(body: Mapping[str, object]) -> Granularity:
+    """Who shares a scale, by a manifest whose section `fp8_linears` has read."""
+    section = body.get("fp8")
+    recipe = _read_recipe(section["recipe"]) if isinstance(section, dict) else Fp8Recipe()
+    return recipe.recipe
 
 
 def refuse_fp8_source(body: Mapping[str, object]) -> None:
@@ -208,12 +171,32 @@ def _read_recipe(data: Mapping[str, Any]) -> Fp8Recipe:
     raise _wrong_section(f"recipe {str(data)[:80]}")
 
 
+def _check_calibration(found: object, recipe: Fp8Recipe) -> None:
+    """Static scales come with what they were measured on, others with nothing."""
+    if recipe.recipe == "per-group" and found is None:
+        return
+    good = (
+        recipe.recipe == "per-channel"
+        and isinstance(found, dict)
+        and set(found) == {*_COUNTS, _DIGEST}
+        and all(type(found[name]) is int and found[name] > 0 for name in _COUNTS)
+        and isinstance(found[_DIGEST], str)
+    )
+    if not good:
+        raise _wrong_section(f"recipe {recipe.recipe}, calibration {str(found)[:80]}")
+
+
+def _fits(width: int, granularity: Granularity) -> bool:
+    """Whether a linear with inputs of this width can be FP8."""
+    return granularity == "per-channel" or width % GROUP == 0
+
+
 def _wrong_section(got: str) -> ArtifactError:
     return ArtifactError(
         "the fp8 section of the manifest does not fit the model",
         got=got,
-        expected=f"format {FORMAT}, a recipe, and linears of the model whose inputs are a multiple "
-        f"of {GROUP} wide",
+        expected=f"format {FORMAT}, a recipe, its calibration if it is per channel, and linears of "
+        f"the model, per group with inputs that are a multiple of {GROUP} wide",
         fix="build again with --fp8",
     )
 
@@ -228,7 +211,7 @@ def _in_scope(name: str, scope: Scope, layers: Collection[int]) -> bool:
 def _layers(config: ModelConfig, text: str | None) -> frozenset[int]:
     if text is None:
         return frozenset(range(1, config.num_layers))
-    chosen = {layer for low, high in _ranges(text) for layer in range(low, high + 1)}
+    chosen = {layer for low, high in layer_ranges(text) for layer in range(low, high + 1)}
     if max(chosen) >= config.num_layers:
         raise InvalidRequestError(
             "FP8 is asked for in layers that the model does not have",
@@ -237,23 +220,6 @@ def _layers(config: ModelConfig, text: str | None) -> frozenset[int]:
             fix="correct --fp8-layers",
         )
     return frozenset(chosen)
-
-
-def _ranges(text: str) -> list[tuple[int, int]]:
-    """The inclusive ranges of a text such as `1-31` or `2,4-6`."""
-    ranges = []
-    for part in text.split(","):
-        ends = [end.strip() for end in part.split("-")]
-        numbers = [int(end) for end in ends if end.isascii() and end.isdecimal() and len(end) < 6]
-        if len(numbers) != len(ends) or len(ends) > 2 or numbers[0] > numbers[-1]:
-            raise InvalidRequestError(
-                "these are not layers",
-                got=repr(text),
-                expected="numbers and ranges, as 1-31 or 2,4-6",
-                fix="correct --fp8-layers",
-            )
-        ranges.append((numbers[0], numbers[-1]))
-    return ranges
 
 
 def _check_patterns(patterns: tuple[str, ...], names: Collection[str]) -> None:

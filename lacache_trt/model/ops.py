@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lacache_trt.model.channel_linear import channel_linear, record_channel_linear
 from lacache_trt.plugins.attention.op import ATTENTION
 from lacache_trt.plugins.attention_fill.op import ATTENTION_FILL
 from lacache_trt.plugins.attention_reuse.op import ATTENTION_REUSE
@@ -71,6 +72,11 @@ class Ops(Protocol):
         like: Tensor,
     ) -> Tensor:
         """residual + `group_linear`; may overwrite `residual`."""
+
+    def channel_linear(
+        self, x: Tensor, input_scale: Tensor, weight: Tensor, weight_scale: Tensor
+    ) -> Tensor:
+        """See `lacache_trt.model.channel_linear`."""
 
     def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """See `plugins/attention_fill`."""
@@ -148,6 +154,11 @@ class TorchOps:
     ) -> Tensor:
         return residual + self.group_linear(quantised, scale, weight, weight_scale, like)
 
+    def channel_linear(
+        self, x: Tensor, input_scale: Tensor, weight: Tensor, weight_scale: Tensor
+    ) -> Tensor:
+        return channel_linear(x, input_scale, weight, weight_scale)
+
     def attention_fill(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self._run(ATTENTION_FILL, *tensors)
 
@@ -168,7 +179,12 @@ class TorchOps:
 
 
 class ExportOps(TorchOps):
-    """Records each op of the domain as one ONNX node."""
+    """Records each op of the domain as one ONNX node, and FP8 per channel as standard ones."""
+
+    def channel_linear(
+        self, x: Tensor, input_scale: Tensor, weight: Tensor, weight_scale: Tensor
+    ) -> Tensor:
+        return record_channel_linear(x, input_scale, weight, weight_scale)
 
     def _run(self, spec: OpSpec, *tensors: Tensor) -> tuple[Tensor, ...]:
         return spec.symbolic(*tensors)

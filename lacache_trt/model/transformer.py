@@ -12,30 +12,44 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from lacache_trt.model.config import ModelConfig, fp8_dtypes, parameter_shapes
+from lacache_trt.model.config import (
+    INPUT_SCALE,
+    Granularity,
+    ModelConfig,
+    fp8_dtypes,
+    parameter_shapes,
+)
 from lacache_trt.model.ops import Ops
 
 
 class Transformer(nn.Module):
     """Parameters named and shaped as in the weights file, and the pieces of a forward pass.
 
-    The linears named in `fp8` take quantised inputs; see `lacache_trt.model.fp8`.
+    The linears named in `fp8` take inputs quantised per group, or quantise them with a static scale
+    (per channel); see `lacache_trt.model.fp8`.
     """
 
     def __init__(
-        self, config: ModelConfig, ops: Ops, dtype: torch.dtype, fp8: Collection[str] = ()
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        dtype: torch.dtype,
+        fp8: Collection[str] = (),
+        granularity: Granularity = "per-group",
     ) -> None:
         super().__init__()
         self.config = config
         self.ops = ops
         self.fp8 = frozenset(fp8)
-        dtypes = {name: getattr(torch, kind) for name, kind in fp8_dtypes(self.fp8).items()}
+        self._grouped = self.fp8 if granularity == "per-group" else frozenset()
+        kinds = fp8_dtypes(self.fp8, granularity)
+        dtypes = {name: getattr(torch, kind) for name, kind in kinds.items()}
         self.weights = nn.ParameterDict(
             {
                 name.replace(".", "/"): nn.Parameter(
                     torch.empty(shape, dtype=dtypes.get(name, dtype)), False
                 )
-                for name, shape in parameter_shapes(config, self.fp8).items()
+                for name, shape in parameter_shapes(config, self.fp8, granularity).items()
             }
         )
 
@@ -88,25 +102,25 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         linear = f"layers.{layer}.{name}"
         bias = self.weight(linear + ".bias") if self.config.qkv_bias else None
-        if linear in self.fp8:
+        if linear in self._grouped:
             fused = self._group_linear(linear, self.ops.group_quant(normed))
             fused = fused if bias is None else fused + bias
         else:
-            fused = self.ops.linear(normed, self.weight(linear + ".weight"), bias)
+            fused = self._linear(linear, normed, bias)
         return self.ops.split_rope(fused, *tables, heads, kv_heads, self.config.head_dim)
 
     def after_attention(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after the output projection and the SwiGLU FFN."""
         prefix = f"layers.{layer}."
         out, down = prefix + "attn_out", prefix + "down"
-        if out in self.fp8:
+        if out in self._grouped:
             hidden = self._group_linear_add(out, hidden, self.ops.group_quant(attended))
         else:
-            hidden = self.ops.linear_add(hidden, attended, self.weight(out + ".weight"))
+            hidden = self._linear_add(out, hidden, attended)
         gate_up = self._normed_linear(prefix + "ffn_norm", prefix + "gate_up", hidden)
-        if down in self.fp8:
+        if down in self._grouped:
             return self._group_linear_add(down, hidden, self.ops.swiglu_quant(gate_up))
-        return self.ops.linear_add(hidden, self.ops.swiglu(gate_up), self.weight(down + ".weight"))
+        return self._linear_add(down, hidden, self.ops.swiglu(gate_up))
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, M, V] of the rows given."""
@@ -116,11 +130,27 @@ class Transformer(nn.Module):
         return self.ops.norm(hidden, self.weight(name + ".weight"), self.config.norm_eps)
 
     def _normed_linear(self, norm: str, linear: str, hidden: Tensor) -> Tensor:
-        if linear not in self.fp8:
-            return self.ops.linear(self._norm(norm, hidden), self.weight(linear + ".weight"))
+        if linear not in self._grouped:
+            return self._linear(linear, self._norm(norm, hidden))
         weight = self.weight(norm + ".weight")
         quantised = self.ops.norm_quant(hidden, weight, self.config.norm_eps)
         return self._group_linear(linear, quantised)
+
+    def _linear(self, linear: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A linear in the model's dtype, or in FP8 per channel."""
+        if linear not in self.fp8:
+            return self.ops.linear(x, self.weight(linear + ".weight"), bias)
+        product = self._channel_linear(linear, x)
+        return product if bias is None else product + bias
+
+    def _linear_add(self, linear: str, residual: Tensor, x: Tensor) -> Tensor:
+        if linear not in self.fp8:
+            return self.ops.linear_add(residual, x, self.weight(linear + ".weight"))
+        return residual + self._channel_linear(linear, x)
+
+    def _channel_linear(self, linear: str, x: Tensor) -> Tensor:
+        input_scale, scale = self.weight(linear + INPUT_SCALE), self.weight(linear + ".scale")
+        return self.ops.channel_linear(x, input_scale, self.weight(linear + ".weight"), scale)
 
     def _group_linear(self, linear: str, quantised: tuple[Tensor, Tensor]) -> Tensor:
         return self.ops.group_linear(*quantised, *self._fp8_weight(linear))
