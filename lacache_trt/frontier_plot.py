@@ -46,11 +46,14 @@ def draw(report: GridReport, path: Path) -> None:
         axes.scatter([], [], color=colour, label=name)
     for name in sorted({_setting(one, "cache") for one in report.cases}):
         axes.scatter([], [], color="grey", marker=_SHAPES[name], label=f"cache {name}")
+    if any(_setting(one, "suffix") == "dpad" for one in report.cases):
+        axes.scatter([], [], facecolors="none", edgecolors="grey", label="hollow: DPad")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("forwards per answer, up to its end token")
     axes.set_ylabel("right answers, %")
-    axes.set_title(f"tune split, {report.workload['problems']} problems; ring: the chosen setting")
+    problems = report.workload["problems"]
+    axes.set_title(f"tiny-llada, {problems} problems of the tune split; ring: the chosen setting")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
