@@ -8,7 +8,7 @@ with the GPU runs cubins that were compiled elsewhere, as an engine does.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -38,4 +38,6 @@ def write_payload(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_payload(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    write_payload(parser.parse_args().folder)
