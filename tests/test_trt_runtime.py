@@ -179,6 +179,34 @@ def test_lengths_of_a_profile_are_reached_by_pads(built: Built, tmp_path: Path) 
         engine.shape_for(1, 101, 8)
 
 
+@pytest.mark.parametrize("rows", ["4", "2:4:6"])
+def test_rows_of_a_profile_are_reached_by_repeating_the_last(
+    built: Built, tmp_path: Path, engines: Callable[[str], OnnxRuntimeEngine], rows: str
+) -> None:
+    """Batches of 1 and 3 rows run where a profile has no such batch, with the same tokens."""
+    profile = ",".join([f"B={rows}", *PROFILE.split(",")[1:]])
+    engine, trt, _ = open_engine(built, write_engine(built, tmp_path / "e", profile))
+    config = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    batch = prompts(engine.config.vocab_size)
+    for count in (1, 3):
+        got = Runtime(engine).generate(batch[:count], config)
+        expected = Runtime(engines(NAME)).generate(batch[:count], config)
+        assert isinstance(got, list)
+        assert isinstance(expected, list)
+        assert [each.tokens for each in got] == [each.tokens for each in expected]
+    low = int(rows[0])
+    assert {
+        each.shapes["block_tokens"][0] for each in contexts(trt) if "block_tokens" in each.shapes
+    } == {
+        low,
+        max(3, low),
+    }
+    high = int(rows[-1])
+    assert engine.shape_for(high, 64, 8).rows == high
+    with pytest.raises(CapacityError, match="--profile"):
+        engine.shape_for(high + 1, 64, 8)
+
+
 def test_memory_is_given_back(built: Built, manifest: Manifest) -> None:
     engine, _, device = open_engine(built, manifest)
     before = len(device.live)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lacache_trt.artifacts import Manifest
 from lacache_trt.closing import ClosesOnExit
 from lacache_trt.engines.base import Capabilities, StepOutputs
-from lacache_trt.engines.padding import BUCKET, LISTED_IDS, Arrays
+from lacache_trt.engines.padding import BUCKET, LISTED_IDS, Arrays, row_bucket
 from lacache_trt.engines.tensorrt.device import CudaDevice, Device
 from lacache_trt.engines.tensorrt.lane import Lane, LaneShape, Resources, lane_bytes
 from lacache_trt.engines.tensorrt.opening import Opened, check_machine, import_flavour, open_plans
@@ -80,16 +80,17 @@ class TensorRTEngine(ClosesOnExit):
     def shape_for(self, rows: int, columns: int, block: int) -> LaneShape:
         """The lane that a batch goes into, of the first profile that covers it.
 
+        A batch with fewer rows than a profile's least gets more, as `padding.with_rows` does it.
+
         Raises:
             CapacityError: no profile covers it.
         """
         for index, profile in enumerate(self._profiles):
-            length = profile.ranges["N"]
-            bucket = min(max(-(-columns // BUCKET) * BUCKET, length.low), length.high)
-            wanted = {"B": rows, "N": bucket, "Bk": block}
-            if columns <= bucket and all(_covers(profile, *item) for item in wanted.items()):
-                suppressed, excluded = (_listed(profile, symbol) for symbol in ("S", "E"))
-                return LaneShape(rows, bucket, block, suppressed, excluded, index)
+            many = _clipped(profile, "B", row_bucket(rows))
+            bucket = _clipped(profile, "N", -(-columns // BUCKET) * BUCKET)
+            if rows <= many and columns <= bucket and _covers(profile, "Bk", block):
+                suppressed, excluded = (_clipped(profile, each, LISTED_IDS) for each in ("S", "E"))
+                return LaneShape(many, bucket, block, suppressed, excluded, index)
         raise CapacityError(
             "no optimisation profile of this engine covers the request",
             got=f"B={rows}, N={columns}, Bk={block}",
@@ -141,14 +142,14 @@ class TensorRTEngine(ClosesOnExit):
             with self._device.activated():
                 getattr(lane, name)(inputs)
 
-    def collect(self, lane: Lane, logit_columns: int) -> StepOutputs:
-        """Wait for a lane's step; other threads may enqueue meanwhile."""
+    def collect(self, lane: Lane, logit_columns: int, rows: int) -> StepOutputs:
+        """Wait for a lane's step and copy `rows` rows; other threads may enqueue meanwhile."""
         with self._device.activated():
             lane.wait()
         with self._lock:
             self._require_open()
             with self._device.activated():
-                return lane.collect(logit_columns)
+                return lane.collect(logit_columns, rows)
 
     def read_caches(self, lane: Lane) -> dict[str, NDArray[np.float32]]:
         """Copies of a lane's caches."""
@@ -201,10 +202,10 @@ def _covers(profile: Profile, symbol: str, value: int) -> bool:
     return size.low <= value <= size.high
 
 
-def _listed(profile: Profile, symbol: str) -> int:
-    """Width of an id list: what a lane usually holds, as far as the profile allows."""
+def _clipped(profile: Profile, symbol: str, value: int) -> int:
+    """The nearest size that the profile allows."""
     size = profile.ranges[symbol]
-    return min(max(LISTED_IDS, size.low), size.high)
+    return min(max(value, size.low), size.high)
 
 
 def _text(profile: Profile, symbols: tuple[str, ...]) -> str:

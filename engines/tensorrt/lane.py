@@ -199,11 +199,11 @@ class Lane:
         staged.write(inputs)
         self._run("reuse", read, staged, outputs)
 
-    def collect(self, logit_columns: int) -> StepOutputs:
-        """Wait for the last step and copy its outputs."""
+    def collect(self, logit_columns: int, rows: int) -> StepOutputs:
+        """Wait for the last step and copy the first `rows` rows of its outputs."""
         self.wait()
         arrays = self._steps[logit_columns][1].arrays
-        return StepOutputs(**{name: array.copy() for name, array in arrays.items()})
+        return StepOutputs(**{name: array[:rows].copy() for name, array in arrays.items()})
 
     def wait(self) -> None:
         """Wait for the lane's last call."""

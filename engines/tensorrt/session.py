@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
-from lacache_trt.engines.padding import moved_right
+from lacache_trt.engines.padding import moved_right, with_rows
 from lacache_trt.engines.tensorrt.lane import BLOCK_TOKENS, Lane
 from lacache_trt.errors import EngineError, InvalidRequestError
 
@@ -35,7 +35,7 @@ class TensorRTSession:
             self._lane = self._engine.acquire(shape)
         self._pads = shape.columns - columns
         geometry = moved_right(canvas, block_columns, self._pads)
-        self._engine.run(self._lane, "fill", geometry)
+        self._engine.run(self._lane, "fill", with_rows(geometry, shape.rows))
         self._filled = True
 
     def reuse(
@@ -52,8 +52,8 @@ class TensorRTSession:
             **vars(sampling),
             "logit_columns": columns + np.int32(self._pads),
         }
-        self._engine.run(self._lane, "reuse", inputs)
-        return self._engine.collect(self._lane, columns.shape[1])
+        self._engine.run(self._lane, "reuse", with_rows(inputs, self._lane.shape.rows))
+        return self._engine.collect(self._lane, columns.shape[1], rows)
 
     def reuse_kv(
         self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
@@ -99,7 +99,7 @@ class TensorRTSession:
         return self._lane.cache_bytes() if self._lane is not None else 0
 
     def cache_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of the caches by name, pads included, for checks."""
+        """Copies of the caches by name, pads and repeated rows included, for checks."""
         return self._engine.read_caches(self._lane) if self._lane is not None else {}
 
     def close(self) -> None:
