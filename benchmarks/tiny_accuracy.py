@@ -18,20 +18,7 @@ from result_file import write_result
 from lacache_trt.accuracy.report import AccuracyReport
 from lacache_trt.accuracy.settings import AccuracySettings
 from lacache_trt.accuracy.study import compare_engines, compare_schemes
-
-
-class PrintedProgress:
-    """One line per stage, with the seconds since the start."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def start(self, stage: str, total: int | None = None) -> None:
-        """Print the stage."""
-        print(f"[{time.monotonic() - self._began:6.1f}s] {stage}", flush=True)
-
-    def advance(self, amount: int = 1) -> None:
-        """Nothing is printed for single units."""
+from lacache_trt.cli.progress_lines import LineProgress
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,11 +68,12 @@ def main() -> None:
         resamples=arguments.resamples,
         device=arguments.device,
     )
-    began, progress = time.monotonic(), PrintedProgress()
-    if arguments.engine:
-        report = compare_engines(arguments.engine, settings, progress=progress)
-    else:
-        report = compare_schemes(settings, progress=progress)
+    began = time.monotonic()
+    with LineProgress() as progress:
+        if arguments.engine:
+            report = compare_engines(arguments.engine, settings, progress=progress)
+        else:
+            report = compare_schemes(settings, progress=progress)
     print_report(report)
     seconds = time.monotonic() - began
     print(f"{seconds:.0f} s")

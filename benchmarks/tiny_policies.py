@@ -18,6 +18,7 @@ from pathlib import Path
 from result_file import write_result
 
 from lacache_trt.bench_policies import bench_policies
+from lacache_trt.cli.progress_lines import LineProgress
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.model.fp8 import Fp8Recipe
@@ -56,7 +57,8 @@ def run(arguments: argparse.Namespace) -> GridReport:
         for directory, recipe in zip(directories, recipes.values(), strict=True):
             options = BuildOptions(engine=arguments.engine, fp8=recipe)
             build_engine(arguments.bundle, directory, options)
-        return bench_policies(directories, settings)
+        with LineProgress() as progress:
+            return bench_policies(directories, settings, progress)
 
 
 def keep(report: GridReport) -> None:
