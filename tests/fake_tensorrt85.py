@@ -64,7 +64,11 @@ class FakeEngine85(FakeEngine):
             tensor.name: tuple(sizes[d] if isinstance(d, str) else d for d in tensor.shape)
             for tensor in (*self.spec.inputs, *self.spec.outputs)
         }
+        self.fixed |= self.weights
         self.bound = [name for name, shape in self.fixed.items() if 0 not in shape]
+        taken = {value.name for value in self.session.get_inputs()}
+        # Weights that the graph executed here has itself are bound and not read.
+        self.weights = {n: shape for n, shape in self.weights.items() if n not in taken}
 
     @property
     def num_io_tensors(self) -> int:

@@ -332,7 +332,6 @@ def test_sizes_are_fixed() -> None:
         ("bfloat16", {}, "no bfloat16"),
         ("float32", {}, "no float32 kernels"),
         ("float16", {"plugins": False}, "--no-plugins"),
-        ("float16", {"weights": "shared"}, "--weights shared"),
     ],
 )
 def test_what_8_5_does_not_have_is_refused(

@@ -46,7 +46,7 @@ SM = 90
 OPSET = 23
 PROBLEMS, GENERATED, BATCH = 32, 64, 4
 BLOCKS = (8, 32, 64)
-FP8_BLOCKS = (32,)
+FP8_BLOCKS = SHARED_BLOCKS = (32,)
 TINY_LENGTH = 128  # the held-out prompts have up to 63 tokens
 LENGTHS = (384, 1152)
 FACTS = "model.json"
@@ -127,9 +127,18 @@ def _traces(
 
 def tiny_graphs(folder: Path) -> None:
     """tiny-llada's graphs in float16 at every block length."""
+    _tiny_graphs(folder, BLOCKS, False)
+
+
+def tiny_shared(folder: Path) -> None:
+    """The same at one block length with its large weights as inputs."""
+    _tiny_graphs(folder, SHARED_BLOCKS, True)
+
+
+def _tiny_graphs(folder: Path, blocks: Sequence[int], share_weights: bool) -> None:
     config = replace(Checkpoint.open(CHECKPOINT).config, dtype="float16")
-    profiles = {f"bk{block}": _tiny_profile(block) for block in BLOCKS}
-    lowered_graphs(config, "float16", profiles, folder)
+    profiles = {f"bk{block}": _tiny_profile(block) for block in blocks}
+    lowered_graphs(config, "float16", profiles, folder, share_weights)
 
 
 def _tiny_profile(block: int) -> str:
@@ -140,15 +149,22 @@ def _sizes(profile: Profile) -> dict[str, int]:
     return {symbol: value.tuned for symbol, value in profile.ranges.items()}
 
 
-def llada_8b(folder: Path, layers: int) -> None:
-    """Graphs of LLaDA-8B's shape in float16 at every length."""
+def llada_8b(folder: Path, layers: int, share_weights: bool) -> None:
+    """Graphs of LLaDA-8B's shape in float16 at every length.
+
+    The embedding table is an input of either kind, for it is too large to be a constant.
+    """
     config = replace(shallow(layers), dtype="float16")
     profiles = {f"n{length}": f"B=1,N={length},Bk=32" for length in LENGTHS}
-    lowered_graphs(config, "float16", profiles, folder)
+    lowered_graphs(config, "float16", profiles, folder, share_weights)
 
 
 def lowered_graphs(
-    config: ModelConfig, dtype: Dtype, profiles: Mapping[str, str], folder: Path
+    config: ModelConfig,
+    dtype: Dtype,
+    profiles: Mapping[str, str],
+    folder: Path,
+    share_weights: bool,
 ) -> None:
     """The lowered graphs at each profile, by name, and the layout of their weights."""
     shapes = parameter_shapes(config)
@@ -171,7 +187,8 @@ def lowered_graphs(
             profile = fixed_profile((text,), config.max_length)
             target = folder / name
             target.mkdir(exist_ok=True)
-            lower_model(ir.load(path), SM, _sizes(profile)).write(target / f"{graph}.onnx")
+            lowered = lower_model(ir.load(path), SM, _sizes(profile), share_weights)
+            lowered.write(target / f"{graph}.onnx")
             _write_facts(target, config, dtype, profile)
         path.unlink()
     (folder / "weights.header").write_bytes(layout.header)

@@ -6,11 +6,10 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,19 +22,24 @@ from lacache_trt.artifacts import Manifest, load_manifest, write_manifest
 from lacache_trt.contract_json import contract_from_json
 from lacache_trt.engines.tensorrt.bindings import TENSORRT, import_tensorrt
 from lacache_trt.engines.tensorrt.engine import TensorRTEngine, load
-from lacache_trt.engines.tensorrt.layout import GRAPHS, plan_file
+from lacache_trt.engines.tensorrt.layout import GRAPHS, WEIGHTS_FILE, plan_file
 from lacache_trt.engines.tensorrt.legacy_build import QUICK_TACTICS, TACTICS, LegacyTarget
-from lacache_trt.engines.tensorrt.legacy_directory import LegacyModel, write_plans
+from lacache_trt.engines.tensorrt.legacy_directory import LegacyModel, engine_body, write_plan
 from lacache_trt.engines.tensorrt.legacy_graph import LoweredGraph
 from lacache_trt.engines.tensorrt.profiles import profiles_from_json
 from lacache_trt.errors import EngineError
 from lacache_trt.model_section import read_model_section
-from lacache_trt.progress import SilentProgress
 
 ROOT = Path(os.environ["TRT85_ROOT"])
 PLUGINS = ROOT / "plugin" / "liblacache_trt_plugins.so"
+# All graphs of a run share it. Most of a first build goes into compiling candidates for pointwise
+# layers (157 s of tiny-llada's 217 s), which no setting of the builder shortens; with measured
+# tactics, or for another length in the same process, that time is not spent again.
+TIMING_CACHE = ROOT / "work" / "timing.cache"
 TACTICS_VARIABLE = "TRT85_TACTICS"
 """Names of TensorRT's tactic sources to build with instead, or nothing for none but its own."""
+QUICK_VARIABLE = "TRT85_QUICK"
+"""Set: time fewer kernels in every part."""
 
 
 def tensorrt() -> Any:
@@ -52,20 +56,23 @@ class Built:
         manifest: checked.
         seconds: of each graph's build.
         bytes: of each plan.
-        constraints: whether TensorRT obeyed the types or was allowed to prefer others.
+        constraints: of each graph, whether TensorRT obeyed the types or could prefer others.
     """
 
     manifest: Manifest
     seconds: Mapping[str, float]
     bytes: Mapping[str, int]
-    constraints: str
+    constraints: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         return {"build_s": self.seconds, "plan_bytes": self.bytes, "constraints": self.constraints}
 
 
 def build(trt: Any, model: Path, weights: Path, out: Path, quick: bool = False) -> Built:
-    """Build the lowered graphs of `model` into the engine directory `out`, or take what is there.
+    """Build the lowered graphs of `model` into the engine directory `out`.
+
+    A plan that an earlier call finished is taken as it is, also where that call was stopped in the
+    middle of the next one.
 
     Args:
         trt: TensorRT's module.
@@ -74,16 +81,10 @@ def build(trt: Any, model: Path, weights: Path, out: Path, quick: bool = False) 
         out: of an earlier call of the same model, or to be made.
         quick: time fewer kernels, and none that is compiled for it.
     """
+    quick = quick or QUICK_VARIABLE in os.environ
     tactics = QUICK_TACTICS if quick else TACTICS
     if TACTICS_VARIABLE in os.environ:
         tactics = tuple(os.environ[TACTICS_VARIABLE].split())
-    finished, key = out.with_name(f"{out.name}.built.json"), _sources(model, tactics, quick)
-    if finished.is_file() and out.is_dir():
-        known = json.loads(finished.read_text())
-        if known.pop("key") == key:
-            print("plans of an earlier run", flush=True)
-            return Built(load_manifest(out, "engine", hashes="sizes"), **known)
-    shutil.rmtree(out, ignore_errors=True)
     facts = json.loads((model / "model.json").read_text())
     described = LegacyModel(
         graphs={name: LoweredGraph.read(model / f"{name}.onnx") for name in GRAPHS},
@@ -92,38 +93,50 @@ def build(trt: Any, model: Path, weights: Path, out: Path, quick: bool = False) 
         profile=profiles_from_json([facts["profile"]])[0],
         weights=weights,
     )
-    out.mkdir(parents=True)
-    body, constraints = _written(trt, described, out, tactics, quick)
+    out.mkdir(parents=True, exist_ok=True)
+    target = LegacyTarget(trt, PLUGINS, TIMING_CACHE, "obey", tactics, quick, same_gpu_model=True)
+    made = {name: _plan(target, described, name, out) for name in GRAPHS}
+    (out / WEIGHTS_FILE).unlink(missing_ok=True)
+    if any(graph.shared for graph in described.graphs.values()):
+        os.link(weights / WEIGHTS_FILE, out / WEIGHTS_FILE)
+    seconds = {name: each["seconds"] for name, each in made.items()}
     config = read_model_section(facts["model"])
+    body = engine_body(trt, described, seconds)
     write_manifest(out, "engine", {"model": config.to_json(), **body})
     manifest = load_manifest(out, "engine", hashes="sizes")
     sizes = {name: manifest.path(plan_file(name)).stat().st_size for name in GRAPHS}
-    built = Built(manifest, body["build_seconds"], sizes, constraints)
-    known = {"seconds": built.seconds, "bytes": sizes, "constraints": constraints}
-    finished.write_text(json.dumps({**known, "key": key}))
-    return built
+    return Built(manifest, seconds, sizes, {name: each["types"] for name, each in made.items()})
 
 
-def _sources(model: Path, tactics: tuple[str, ...], quick: bool) -> str:
-    """What plans depend on: the graphs, the plugin library, where kernels come from."""
-    digest = hashlib.sha256(PLUGINS.read_bytes() + repr((tactics, quick)).encode())
-    for name in GRAPHS:
-        digest.update((model / f"{name}.onnx").read_bytes())
-    return digest.hexdigest()
-
-
-def _written(
-    trt: Any, model: LegacyModel, out: Path, tactics: tuple[str, ...], quick: bool
-) -> tuple[dict[str, Any], str]:
-    """Measured kernels are shared by all graphs of a run."""
-    cache = ROOT / "work" / "timing.cache"
+def _plan(target: LegacyTarget, model: LegacyModel, name: str, out: Path) -> dict[str, Any]:
+    """Seconds and treatment of types of one graph's plan, which is built if it is not there."""
+    done, key = out.with_name(f"{out.name}.{name}.json"), _sources(target, model, name)
+    if done.is_file() and (out / plan_file(name)).is_file():
+        known: dict[str, Any] = json.loads(done.read_text())
+        if known["key"] == key:
+            print(f"{name}: the plan of an earlier run", flush=True)
+            return known
+    done.unlink(missing_ok=True)
     try:
-        target = LegacyTarget(trt, PLUGINS, cache, "obey", tactics, quick)
-        return write_plans(target, model, out, SilentProgress()), "obey"
+        seconds = write_plan(target, model, name, out)
     except EngineError as error:
         print(f"obeying the types failed, preferring them instead: {error}", flush=True)
-        target = LegacyTarget(trt, PLUGINS, cache, "prefer", tactics, quick)
-        return write_plans(target, model, out, SilentProgress()), "prefer"
+        target = replace(target, constraints="prefer")
+        seconds = write_plan(target, model, name, out)
+    print(f"{name}: built in {seconds:.0f} s", flush=True)
+    known = {"key": key, "seconds": seconds, "types": target.constraints}
+    fresh = done.with_suffix(".fresh")
+    fresh.write_text(json.dumps(known))
+    fresh.rename(done)
+    return known
+
+
+def _sources(target: LegacyTarget, model: LegacyModel, name: str) -> str:
+    """What a plan depends on: the graph, the plugin library, where kernels come from."""
+    chosen = repr((target.tactics, target.heuristic)).encode()
+    digest = hashlib.sha256(target.library.read_bytes() + chosen)
+    digest.update(model.graphs[name].data)
+    return digest.hexdigest()
 
 
 def open_engine(manifest: Manifest, trt: Any) -> TensorRTEngine:
@@ -199,9 +212,8 @@ def copied(outputs: Any) -> dict[str, NDArray[Any]]:
     return {name: np.array(array) for name, array in vars(outputs).items()}
 
 
-def write_json(name: str, metrics: Mapping[str, float], details: Any) -> None:
+def write_json(name: str, metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
     """A part's results, for `run.py` to collect."""
-    details = asdict(details) if hasattr(details, "__dataclass_fields__") else details
     text = json.dumps({"metrics": dict(metrics), "details": details}, indent=1)
     (Path(os.environ["TRT85_RESULTS"]) / f"{name}.json").write_text(text)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import build_log
 
 BLOCKS, LENGTHS = (32, 8, 64), (384, 1152)
-LIMITS = {"tiny": 420, "slice": 500, "peers": 200, "weights": 90, "loader": 60}
+LIMITS = {"tiny": 420, "slice": 900, "shared": 900, "peers": 200, "weights": 90, "loader": 60}
 LOG_CHARACTERS = 2500
 
 
@@ -91,7 +91,7 @@ class Run:
     def _old(self) -> dict[str, str]:
         """Python 3.10 with TensorRT 8.5; cuBLAS must be there before Myelin looks for it."""
         lib = self.root / "lib"
-        names = ("PATH", "HOME", "TRT85_TACTICS")
+        names = ("PATH", "HOME", "TRT85_TACTICS", "TRT85_QUICK")
         kept = {name: os.environ[name] for name in names if name in os.environ}
         driver = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
         driver.append("/usr/local/nvidia/lib64")
@@ -150,12 +150,23 @@ def load_without_python(run: Run, name: str, expected: dict[str, str]) -> None:
     print(f"{label}: {'equal' if found == expected else 'DIFFERENT'} {found}", flush=True)
 
 
-def slices(run: Run, layers: str, only: str = "") -> None:
-    """Weights once, then every length, or `nLENGTH` alone."""
+def slices(run: Run, kind: str, layers: str, only: str = "") -> None:
+    """Weights once, then every length in one process, or `nLENGTH` alone.
+
+    What a process that failed left undone gets another, without the length that it failed at.
+    """
     weights = run.root / "weights" / layers
-    if run.new_python(f"weights.l{layers}", "peers.py", "weights", layers, weights):
-        for length in [int(only.removeprefix("n"))] if only else LENGTHS:
-            run.old_python(f"slice.l{layers}.n{length}", "slice.py", layers, length, weights)
+    lengths = [int(only.removeprefix("n"))] if only else list(LENGTHS)
+    label = f"{kind}.l{layers}"
+    results = [run.results / f"{label}.n{each}.json" for each in lengths]
+    for result in results:
+        result.unlink(missing_ok=True)
+    model = f"{kind}.{layers}"
+    if run.new_python(f"weights.l{layers}", "peers.py", "weights", model, weights):
+        for index, length in enumerate(lengths):
+            if not results[index].is_file():
+                arguments = (kind, layers, weights, *lengths[index:])
+                run.old_python(f"{label}.n{length}", "slice.py", *arguments)
     shutil.rmtree(weights, ignore_errors=True)
 
 
@@ -164,7 +175,12 @@ def peers(run: Run, layers: str) -> None:
     run.new_python(f"peers.l{layers}", "peers.py", "measure", layers)
 
 
-ACTIONS = {"tiny": tiny, "slice": slices, "peers": peers}
+ACTIONS = {
+    "tiny": tiny,
+    "slice": lambda run, *settings: slices(run, "slice", *settings),
+    "shared": lambda run, *settings: slices(run, "shared", *settings),
+    "peers": peers,
+}
 
 
 def main() -> None:

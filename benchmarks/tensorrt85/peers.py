@@ -1,6 +1,7 @@
 """What TensorRT 8.5 is compared with, on the same random weights: under the machine's own Python.
 
-peers.py weights LAYERS FOLDER      write the weights file that the lowered graphs refer to
+peers.py weights MODEL FOLDER       write the weights file that the lowered graphs of `slice.LAYERS`
+                                    or `shared.LAYERS` refer to
 peers.py measure LAYERS             our CUDA engine in float16 and bfloat16, and the eager
                                     reference in bfloat16, as `cuda_step.py` times them
 """
@@ -32,11 +33,11 @@ PAIRS = ((128, 256), (128, 1024))
 REPEATS, WARM_UP = 30, 5
 
 
-def write_weights(layers: int, folder: Path) -> None:
+def write_weights(name: str, folder: Path) -> None:
     """Random float16 weights at the offsets of the layout, one file."""
-    model = ROOT / "models" / f"slice.{layers}"
+    model = ROOT / "models" / name
     facts = json.loads((model / "weights.json").read_text())
-    config = replace(shallow(layers), dtype="float16")
+    config = replace(shallow(int(name.split(".")[1])), dtype="float16")
     weights = make_weights(config, "cuda", dtype=torch.float16)
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
@@ -104,17 +105,19 @@ def attempt(label: str, part: Callable[[], Any], failures: list[str]) -> None:
 def main() -> int:
     """Write weights, or measure the peers."""
     torch.manual_seed(0)
-    action, layers = sys.argv[1], int(sys.argv[2])
-    if action == "weights":
-        write_weights(layers, Path(sys.argv[3]))
+    if sys.argv[1] == "weights":
+        write_weights(sys.argv[2], Path(sys.argv[3]))
         return 0
+    layers = int(sys.argv[2])
     metrics: dict[str, float] = {}
     failures: list[str] = []
     for dtype in (torch.float16, torch.bfloat16):
         attempt(f"cuda {dtype}", lambda d=dtype: measure_engine(layers, d, metrics), failures)
     attempt("reference", lambda: measure_reference(layers, metrics), failures)
     details = {"failures": failures, "torch": torch.__version__}
-    text = json.dumps({"metrics": metrics, "details": details}, indent=1)
+    versions = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    found = {"metrics": metrics, "details": details, "versions": versions}
+    text = json.dumps(found, indent=1)
     (RESULTS / f"peers.l{layers}.json").write_text(text)
     print(text, flush=True)
     return 1 if failures else 0

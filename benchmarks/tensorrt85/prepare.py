@@ -8,11 +8,13 @@ WORK keeps downloads and compressed libraries between runs; its folder `payload/
 library) and zstd.
 HEADERS is a folder with the headers of TensorRT 8.5.3. PYTHON is an installation of CPython 3.10,
 the version that the bindings are for. Nothing of NVIDIA's is kept in the repository.
+With --timing-cache builds there start from the tactics that an earlier run measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -37,7 +39,8 @@ NEEDED = ("platformdirs==4.12.4", "typing_extensions==4.16.0", "siphash24==1.9",
 PLATFORMS = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
 NEWER = ("manylinux_2_24_x86_64", "manylinux_2_28_x86_64")
 SCRIPTS = ("tensorrt85", "llada_shape.py", "reference_llada.py", "result_file.py")
-MODELS = ("tiny.reference", "tiny.float16", "tiny.fp8", "slice.4", "slice.32")
+TINY = ("tiny.reference", "tiny.float16", "tiny.shared", "tiny.fp8")
+MODELS = (*TINY, "shared.4", "slice.4", "shared.32")
 CUDNN = "libcudnn.so.8"
 # These stay whole: their kernels are checked against a SHA-256 digest when a builder is made, and
 # with a single kernel overwritten TensorRT gives no builder (`validateCaskKLibDigest`).
@@ -139,8 +142,11 @@ def base(work: Path, python: Path) -> None:
     archive.unlink()
 
 
-def code(work: Path, headers: Path, models: Sequence[str]) -> None:
-    """`code`: scripts, a copy of the package, graphs, weights of tiny-llada, the two binaries."""
+def code(work: Path, headers: Path, models: Sequence[str], timing: Path | None) -> None:
+    """`code`: scripts, a copy of the package, graphs, weights of tiny-llada, the two binaries.
+
+    And the tactics that an earlier run measured, if `timing` is the folder that it left.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         _copy_package(folder / "package")
@@ -154,8 +160,21 @@ def code(work: Path, headers: Path, models: Sequence[str]) -> None:
             if not cached.exists():
                 make_model(model, cached)
             shutil.copytree(cached, folder / "models" / model)
+        if timing is not None:
+            copy_timing_cache(timing, folder / "timing")
         (folder / "COMMIT").write_text(os.environ.get("LACACHE_TRT_COMMIT", "unknown"))
         pack_folder(folder, work / "payload" / "small" / "code")
+
+
+def copy_timing_cache(source: Path, target: Path) -> None:
+    """Of the packed TensorRT only: a builder of another may take it and choose wrongly."""
+    measured = json.loads((source / "timing.json").read_text())["tensorrt"]
+    packed = WHEELS[0].split("==")[1]
+    if measured != packed:
+        raise SystemExit(f"{source} is of TensorRT {measured}, not of {packed}")
+    _made(target)
+    for name in ("timing.json", "timing.cache"):
+        shutil.copyfile(source / name, target / name)
 
 
 def unpacker(folder: Path) -> None:
@@ -170,15 +189,21 @@ def unpacker(folder: Path) -> None:
 
 
 def make_model(model: str, folder: Path) -> None:
-    """One of `tiny.reference`, `tiny.float16`, `tiny.fp8`, `slice.LAYERS`."""
+    """One of `tiny.reference`, `tiny.float16`, `tiny.shared`, `tiny.fp8`, `slice.LAYERS`,
+    `shared.LAYERS`."""
     kind, setting = model.split(".")
     fresh = folder.with_name(f"{folder.name}.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
-    if kind == "slice":
-        graphs.llada_8b(_made(fresh), int(setting))
+    if kind in ("slice", "shared"):
+        graphs.llada_8b(_made(fresh), int(setting), kind == "shared")
     else:
-        make = {"reference": graphs.tiny_reference, "fp8": graphs.tiny_fp8}
-        make.get(setting, graphs.tiny_graphs)(_made(fresh))
+        make = {
+            "reference": graphs.tiny_reference,
+            "float16": graphs.tiny_graphs,
+            "shared": graphs.tiny_shared,
+            "fp8": graphs.tiny_fp8,
+        }
+        make[setting](_made(fresh))
     fresh.rename(folder)
 
 
@@ -227,6 +252,9 @@ def main() -> None:
     parser.add_argument("python", type=Path)
     parser.add_argument("--only-code", action="store_true", help="leave part-NN as they are")
     parser.add_argument(
+        "--timing-cache", type=Path, help="the folder `timing` that an earlier run left in $OUT"
+    )
+    parser.add_argument(
         "--models", nargs="+", default=list(MODELS), help="what `code` holds of " + " ".join(MODELS)
     )
     arguments = parser.parse_args()
@@ -236,7 +264,7 @@ def main() -> None:
         raise SystemExit(f"{CUDA_HEADERS} is needed to compile PyCUDA")
     if not arguments.only_code:
         base(work, arguments.python)
-    code(work, arguments.headers.resolve(), arguments.models)
+    code(work, arguments.headers.resolve(), arguments.models, arguments.timing_cache)
     unpacker(work / "payload" / "small")
     print(sizes(path for path in (work / "payload").rglob("*") if path.is_file()))
 

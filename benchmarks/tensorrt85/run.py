@@ -6,13 +6,18 @@ PAYLOAD is the folder that `part-NN` and `small/` were copied to. PART is any of
 
     tiny.DTYPE[.bkN]      tiny-llada at every block length or one; then the C++ loader
     slice.LAYERS[.nN]     LLaDA-8B's width with so many layers, at every length or one
+    shared.LAYERS[.nN]    the same with every large weight an input of the plans
     peers.LAYERS          our CUDA engine and the eager reference on the same machine
 
 KIND=SECONDS is the limit of one process of a kind. The parts go on in the background after SECONDS
 of waiting; a call without parts waits for them again, one with more parts queues nothing and is
 refused. Every call leaves in $OUT what there is so far: `trt85.json` in the form of
-benchmarks/results/, the logs and the inspector's reports. `--stop` ends what still runs. Plans that
-an earlier call built are used again. TRT85_TACTICS names TensorRT's tactic sources to build with.
+benchmarks/results/, the logs, the inspector's reports, `timing/` with the tactics that TensorRT has
+measured (`prepare.py --timing-cache` packs that folder for a later machine with the same GPU), and
+small plans once the parts are done. `--stop` ends what still runs. Plans that an earlier call
+built are used again. TRT85_TACTICS names TensorRT's tactic sources to build with; TRT85_QUICK has
+fewer kernels timed, which `tiny` does anyway.
+LACACHE_TRT_COMMIT is the commit that the result names; by default the one that was packed.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +38,8 @@ from typing import Any
 
 OUT = Path(os.environ.get("OUT", "/tmp/trt85-out"))
 SHOWN_CHARACTERS = 9000
+# What a device machine gives back of one file, and of how many files.
+PLANS_BYTES, PLANS_FILES = 15 * 10**6, 3
 
 
 def find_root() -> Path:
@@ -97,6 +105,22 @@ def worker(root: Path) -> int | None:
     return pid
 
 
+def take_timing_cache(root: Path) -> None:
+    """Start from the packed tactics if this GPU is of the model that they were measured on.
+
+    That is for us to know: a cache only bears its GPU's number.
+    """
+    packed, target = root / "timing", root / "work" / "timing.cache"
+    if target.exists() or not (packed / "timing.json").is_file():
+        return
+    measured, here = json.loads((packed / "timing.json").read_text())["device"], device_name()
+    if measured != here:
+        print(f"the packed timing cache is of {measured}, not of {here}: not used", flush=True)
+        return
+    target.parent.mkdir(exist_ok=True)
+    shutil.copyfile(packed / "timing.cache", target)
+
+
 def start(root: Path, parts: list[str]) -> None:
     """Work through the parts in a session of its own, which outlives this call."""
     command = [sys.executable, str(root / "scripts" / "parts.py"), str(root), *parts]
@@ -143,29 +167,74 @@ def wait(root: Path, seconds: float) -> None:
 
 
 def collect(root: Path) -> None:
-    """One result file, the logs, and the inspector's reports, compressed."""
+    """One result file, the logs, the inspector's reports, and what the builder has learned."""
     metrics: dict[str, float] = {}
+    versions = {"tensorrt": tensorrt_version(root)}
     details: dict[str, Any] = state(root)
     for path in sorted((root / "results").glob("*.json")):
         if path.name.endswith(".layers.json"):
             continue
         found = json.loads(path.read_text())
         metrics |= found["metrics"]
+        versions |= found.get("versions", {})
         details[path.stem] = found["details"]
-    sys.path.insert(0, str(root / "scripts"))
-    from result_file import write_result
-
-    commit = root / "COMMIT"
-    os.environ.setdefault("LACACHE_TRT_COMMIT", commit.read_text() if commit.exists() else "")
-    write_result("trt85", device_name(), metrics, details, OUT)
+    _write_result(root, metrics, details, versions)
     with tarfile.open(OUT / "layers.tar.xz", "w:xz") as tar:
         for path in sorted((root / "results").glob("*.layers.json")):
             tar.add(path, arcname=path.name)
     with tarfile.open(OUT / "logs.tar.xz", "w:xz", preset=1) as tar:
         tar.add(root / "logs", arcname="logs")
         tar.add(root / "worker.log", arcname="worker.log")
+    keep_timing_cache(root)
+    if worker(root) is None:
+        keep_plans(root)
     for name, value in metrics.items():
         print(f"{name} = {value:.6g}")
+
+
+def _write_result(
+    root: Path, metrics: dict[str, float], details: dict[str, Any], versions: dict[str, str]
+) -> None:
+    sys.path.insert(0, str(root / "scripts"))
+    from result_file import COMMIT_VARIABLE, write_result
+
+    commit = root / "COMMIT"
+    if not os.environ.get(COMMIT_VARIABLE) and commit.exists():
+        os.environ[COMMIT_VARIABLE] = commit.read_text().strip()
+    path = write_result("trt85", device_name(), metrics, details, OUT)
+    content = json.loads(path.read_text())
+    content["versions"] |= versions  # of the parts, which run in interpreters of their own
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def tensorrt_version(root: Path) -> str:
+    """Of the packed bindings."""
+    path = root / "site" / "tensorrt" / "__init__.py"
+    found = re.search(r'^__version__ = "(.+)"', path.read_text(), re.M) if path.exists() else None
+    return found.group(1) if found else "unknown"
+
+
+def keep_timing_cache(root: Path) -> None:
+    """The measured tactics, and on what they were measured."""
+    cache, out = root / "work" / "timing.cache", OUT / "timing"
+    if cache.is_file():
+        out.mkdir(exist_ok=True)
+        shutil.copyfile(cache, out / cache.name)
+        facts = {"device": device_name(), "tensorrt": tensorrt_version(root)}
+        (out / "timing.json").write_text(json.dumps(facts))
+
+
+def keep_plans(root: Path) -> None:
+    """An archive for each of the engine directories whose plans are small, the newest first."""
+    engines = sorted((root / "work").glob("*/engine"), key=lambda path: -path.stat().st_mtime)
+    kept = 0
+    for engine in engines:
+        plans = sorted(engine.glob("*.plan"))
+        if plans and kept < PLANS_FILES and sum(p.stat().st_size for p in plans) < PLANS_BYTES:
+            kept += 1
+            with tarfile.open(OUT / f"plans.{engine.parent.name}.tar", "w") as tar:
+                for plan in plans:
+                    tar.add(plan, arcname=plan.name)
 
 
 def device_name() -> str:
@@ -194,6 +263,7 @@ def main() -> int:
             return 2
         unpack(arguments.payload, root)
         print(f"unpacked into {root}: {time.monotonic() - started:.1f} s", flush=True)
+        take_timing_cache(root)
         start(root, arguments.parts)
     wait(root, arguments.wait - (time.monotonic() - started))
     running = worker(root) is not None

@@ -1,9 +1,11 @@
-"""LLaDA-8B's shape on TensorRT 8.5: one depth, one length. Under Python 3.10 on the GPU machine.
+"""LLaDA-8B's shape on TensorRT 8.5: one depth. Under Python 3.10 on the GPU machine.
 
-    slice.py LAYERS LENGTH WEIGHTS_FOLDER
+    slice.py slice|shared LAYERS WEIGHTS_FOLDER LENGTH...
 
 Builds fill and reuse over the random weights that `peers.py` wrote, then times the captured graphs
-(device) and whole steps (host), and writes the layers' times and the inspector's report.
+(device) and whole steps (host), and writes the layers' times and the inspector's report, one length
+after the other. In a `slice` the embedding table is an input of the plans, in `shared` every large
+weight is.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from on_device import (
 )
 
 from lacache_trt.engines.base import Canvas, Sampling
-from lacache_trt.engines.tensorrt.layout import GRAPHS, layers_file
+from lacache_trt.engines.tensorrt.layout import GRAPHS, WEIGHTS_FILE, layers_file
 
 BLOCK, GENERATED, REPEATS, WARM_UP, SEED = 32, 256, 30, 5, 0
+SMALL_PLAN = 30 * 10**6
 
 
 def canvas_of(config: Any, columns: int) -> Canvas:
@@ -96,35 +99,49 @@ def measure(trt: Any, engine: Any, length: int) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Build, time, write."""
-    layers, length, weights = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    clock, name = Clock(), f"l{layers}.n{length}"
-    log_tensorrt(f"slice.{name}")
-    trt = tensorrt()
-    work = ROOT / "work" / name
-    built = build(trt, ROOT / "models" / f"slice.{layers}" / f"n{length}", weights, work)
-    clock.mark("build")
+def run(trt: Any, kind: str, layers: str, length: int, weights: Path) -> None:
+    """Build, time and write one length."""
+    clock, name = Clock(), f"{kind}.l{layers}.n{length}"
+    out = ROOT / "work" / name / "engine"
+    built = build(trt, ROOT / "models" / f"{kind}.{layers}" / f"n{length}", weights, out)
+    clock.mark(f"{name}: build")
     with open_engine(built.manifest, trt) as engine:
         clock.mark("open")
         found = {**built.to_json(), **measure(trt, engine, length)}
         clock.mark("measure")
     results = Path(os.environ["TRT85_RESULTS"])
     for graph in GRAPHS:
-        report = work / layers_file(graph)
+        report = out / layers_file(graph)
         if report.is_file():
             shutil.copyfile(report, results / f"{name}.{graph}.layers.json")
-    device = found["device_ms"]
+    device, prefix = found["device_ms"], f"h200.trt85.{name.removeprefix('slice.')}"
     metrics = {
-        f"h200.trt85.{name}.exact_reuse_ms.fp16": device["reuse"],
-        f"h200.trt85.{name}.fill_ms.fp16": device["fill"],
-        f"h200.trt85.{name}.exact_reuse_wall_ms.fp16": found["wall_ms"],
-        f"h200.trt85.{name}.build_s": sum(found["build_s"].values()),
-        f"h200.trt85.{name}.plan_bytes": sum(found["plan_bytes"].values()),
+        f"{prefix}.exact_reuse_ms.fp16": device["reuse"],
+        f"{prefix}.fill_ms.fp16": device["fill"],
+        f"{prefix}.exact_reuse_wall_ms.fp16": found["wall_ms"],
+        f"{prefix}.build_s": sum(found["build_s"].values()),
+        f"{prefix}.plan_bytes": sum(found["plan_bytes"].values()),
     }
     print(json.dumps({**metrics, "constraints": built.constraints}, indent=1), flush=True)
-    write_json(f"slice.{name}", metrics, found)
-    shutil.rmtree(work)
+    write_json(name, metrics, found)
+    tidy(out)
+
+
+def tidy(out: Path) -> None:
+    """Small plans stay for a later run; gigabytes of weights, in plans or beside them, do not."""
+    (out / WEIGHTS_FILE).unlink(missing_ok=True)
+    for plan in out.glob("*.plan"):
+        if plan.stat().st_size > SMALL_PLAN:
+            plan.unlink()
+
+
+def main() -> None:
+    """Every length in one process: kernels that TensorRT compiled for one serve the next."""
+    kind, layers, weights, *lengths = sys.argv[1:]
+    log_tensorrt(f"{kind}.l{layers}.n{lengths[0]}")
+    trt = tensorrt()
+    for length in map(int, lengths):
+        run(trt, kind, layers, length, Path(weights))
 
 
 if __name__ == "__main__":

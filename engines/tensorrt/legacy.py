@@ -1,7 +1,7 @@
 """`build --engine tensorrt --trt-version 8.5`: the old TensorRT that can be had whole.
 
 The same passes, plugin library and manifest as for TensorRT 10 and 11. What 8.5 cannot have is
-refused: bfloat16, plugin-free plans (it has no Mod), shared weights, ranges of sizes. So is
+refused: bfloat16, plugin-free plans (it has no Mod), ranges of sizes. So is
 float32: the attention kernels spill registers in it, and no plugin is shipped that does.
 """
 
@@ -48,9 +48,11 @@ def build_legacy(
             fix=f"pip install 'tensorrt=={LEGACY}.3.1' (Python 3.10), or leave --trt-version out",
         )
     sizes = {name: size.tuned for name, size in profile.ranges.items()}
+    shared = settings.weights == "shared"
     model = LegacyModel(
         graphs={
-            name: lower_graph(bundle.path(f"{name}.onnx"), here[0].sm, sizes) for name in GRAPHS
+            name: lower_graph(bundle.path(f"{name}.onnx"), here[0].sm, sizes, shared)
+            for name in GRAPHS
         },
         contract={name: bundle.contract[name] for name in GRAPHS},
         dtype=dtype,
@@ -70,14 +72,9 @@ def _check(dtype: str, settings: TensorRTOptions) -> None:
             expected=DTYPE,
             fix=f"export again with --dtype {DTYPE}",
         )
-    refused = {
-        "--no-plugins": not settings.plugins,
-        "--weights shared": settings.weights == "shared",
-    }
-    asked = [flag for flag, is_set in refused.items() if is_set]
-    if asked:
+    if not settings.plugins:
         raise InvalidRequestError(
-            f"--trt-version {LEGACY} has embedded weights and our plugins only",
-            got=" ".join(asked),
+            f"--trt-version {LEGACY} builds with our plugins only",
+            got="--no-plugins",
             fix="leave it out",
         )

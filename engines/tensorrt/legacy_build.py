@@ -7,13 +7,14 @@ TF32 is off: a float32 plan computes in float32.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from lacache_trt.contract import GraphSpec, TensorSpec
-from lacache_trt.engines.tensorrt.layout import TYPES
+from lacache_trt.engines.tensorrt.layout import TYPES, with_weights
 from lacache_trt.engines.tensorrt.legacy_api import LegacyRegistry
 from lacache_trt.engines.tensorrt.legacy_graph import LoweredGraph
 from lacache_trt.engines.tensorrt.logger import new_logger
@@ -28,6 +29,7 @@ TACTICS = ("CUBLAS", "CUBLAS_LT", "EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")
 # Without those that are compiled while they are timed.
 QUICK_TACTICS = ("CUBLAS", "CUBLAS_LT")
 WORKSPACE_BYTES = 1 << 30
+_LOG = logging.getLogger("lacache_trt.tensorrt")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class LegacyTarget:
     Attributes:
         trt: the module `tensorrt` 8.5.
         library: the plugin library, compiled with 8.5's headers.
-        timing_cache: file of measured tactics.
+        timing_cache: file of measured tactics; another GPU's or TensorRT's is not used.
+        same_gpu_model: take the file from another GPU too; the caller knows that it is alike.
         constraints: `obey` fails where a layer has no kernel in its type, `prefer` takes another.
         tactics: where kernels may come from.
         heuristic: let TensorRT time only the kernels that it expects to be good.
@@ -49,6 +52,7 @@ class LegacyTarget:
     constraints: Literal["obey", "prefer"] = "obey"
     tactics: tuple[str, ...] = TACTICS
     heuristic: bool = False
+    same_gpu_model: bool = False
 
 
 def build_legacy_plan(
@@ -60,7 +64,7 @@ def build_legacy_plan(
         target: what to build with.
         graph: the lowered graph.
         path: where its model lies or would lie; the weights file is looked for beside it.
-        spec: the graph's contract.
+        spec: the graph's contract, without shared weights.
         sizes: value of each symbol.
 
     Raises:
@@ -78,15 +82,14 @@ def build_legacy_plan(
         raise EngineError(
             f"TensorRT's parser refused {path.name}", got="\n".join(errors) or logger.last_errors()
         )
-    check_network(trt, network, graph, spec, sizes)
+    check_network(trt, network, graph, with_weights(spec, graph.shared), sizes)
     constrain(trt, network, graph.types)
     config = configure(target, builder, graph)
-    cache = _use_timing_cache(config, target)
+    cache = use_timing_cache(target, config)
     plan = builder.build_serialized_network(network, config)
     _checked(plan, f"TensorRT could not build the graph {spec.name!r}", logger)
     if target.timing_cache is not None:
-        target.timing_cache.parent.mkdir(parents=True, exist_ok=True)
-        target.timing_cache.write_bytes(bytes(cache.serialize()))
+        _write_whole(target.timing_cache, bytes(cache.serialize()))
     return plan
 
 
@@ -163,13 +166,35 @@ def configure(target: LegacyTarget, builder: Any, graph: LoweredGraph) -> Any:
     return config
 
 
-def _use_timing_cache(config: Any, target: LegacyTarget) -> Any:
+def use_timing_cache(target: LegacyTarget, config: Any) -> Any:
+    """Attach the measured tactics of earlier builds; if they do not suit this machine, new ones."""
     path = target.timing_cache
     if path is None:
         return None
-    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-    config.set_timing_cache(cache, ignore_mismatch=False)
+    known = path.read_bytes() if path.is_file() else b""
+    cache = config.create_timing_cache(known)  # None for a damaged file
+    # A cache bears the id of its GPU: without `ignore_mismatch` it is no good for the next alike.
+    ways = (False, True) if target.same_gpu_model else (False,)
+    if not any(_attach(config, cache, ignore) for ignore in ways):
+        _LOG.warning("%s is damaged or of another GPU or TensorRT; it is begun anew", path)
+        cache = config.create_timing_cache(b"")
+        _attach(config, cache, False)
     return cache
+
+
+def _attach(config: Any, cache: Any, ignore_mismatch: bool) -> bool:
+    if cache is None:
+        return False
+    taken = config.set_timing_cache(cache, ignore_mismatch=ignore_mismatch)
+    return bool(taken) or config.get_timing_cache() is not None
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """All or nothing: a process that is stopped leaves what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.fresh")
+    fresh.write_bytes(data)
+    fresh.replace(path)
 
 
 def _at(trt: Any, tensor: TensorSpec, sizes: Mapping[str, int]) -> tuple[str, str, tuple[int, ...]]:

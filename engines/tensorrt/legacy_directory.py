@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from lacache_trt.contract_json import contract_to_json
 from lacache_trt.engines.padding import LISTED_IDS
 from lacache_trt.engines.tensorrt.bindings import TENSORRT
 from lacache_trt.engines.tensorrt.inspection import layers_json
-from lacache_trt.engines.tensorrt.layout import layers_file, plan_file
+from lacache_trt.engines.tensorrt.layout import WEIGHTS_FILE, layers_file, plan_file
 from lacache_trt.engines.tensorrt.legacy_api import LEGACY
 from lacache_trt.engines.tensorrt.legacy_build import LegacyTarget, build_legacy_plan
 from lacache_trt.engines.tensorrt.legacy_graph import LoweredGraph
@@ -81,34 +82,50 @@ def write_plans(
     Raises:
         EngineError, VerificationError: see `build_legacy_plan`.
     """
-    sizes = {name: size.tuned for name, size in model.profile.ranges.items()}
     seconds: dict[str, float] = {}
-    for name, graph in model.graphs.items():
+    for name in model.graphs:
         progress.start(f"{name}: TensorRT {LEGACY}")
-        started = time.monotonic()
-        path, spec = model.weights / f"{name}.onnx", model.contract[name]
-        plan = build_legacy_plan(target, graph, path, spec, sizes)
-        seconds[name] = round(time.monotonic() - started, 3)
-        (directory / plan_file(name)).write_bytes(plan)
-        layers = layers_json(target.trt, plan)
-        if layers is not None:
-            (directory / layers_file(name)).write_text(layers, encoding="utf-8")
-    return {**_body(target, model), "build_seconds": seconds}
+        seconds[name] = write_plan(target, model, name, directory)
+    if any(graph.shared for graph in model.graphs.values()):
+        progress.start("copy weights")
+        shutil.copyfile(model.weights / WEIGHTS_FILE, directory / WEIGHTS_FILE)
+    return engine_body(target.trt, model, seconds)
 
 
-def _body(target: LegacyTarget, model: LegacyModel) -> dict[str, Any]:
+def write_plan(target: LegacyTarget, model: LegacyModel, name: str, directory: Path) -> float:
+    """Build one graph into `directory`; returns the seconds of its build.
+
+    Raises:
+        EngineError, VerificationError: see `build_legacy_plan`.
+    """
+    sizes = {symbol: size.tuned for symbol, size in model.profile.ranges.items()}
+    started = time.monotonic()
+    path, spec = model.weights / f"{name}.onnx", model.contract[name]
+    plan = build_legacy_plan(target, model.graphs[name], path, spec, sizes)
+    seconds = round(time.monotonic() - started, 3)
+    (directory / plan_file(name)).write_bytes(plan)
+    layers = layers_json(target.trt, plan)
+    if layers is not None:
+        (directory / layers_file(name)).write_text(layers, encoding="utf-8")
+    return seconds
+
+
+def engine_body(trt: Any, model: LegacyModel, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """The engine part of the manifest; `seconds` is what each graph's build took."""
     gpus = find_gpus()
+    shared = {name: [spec.name for spec in graph.shared] for name, graph in model.graphs.items()}
     return {
         "engine": TENSORRT,
         "device": f"sm_{gpus.devices[0].sm}" if gpus.devices else None,
         "dtype": model.dtype,
         "sm": gpus.devices[0].sm if gpus.devices else None,
-        "tensorrt": str(target.trt.__version__),
+        "tensorrt": str(trt.__version__),
         "cuda": gpus.cuda,
         "plugin_abi": abi_text(),
-        "weights": "embedded",
+        "weights": "shared" if any(shared.values()) else "embedded",
         "profiles": [model.profile.to_json()],
-        "shared_weights": {},
+        "shared_weights": shared,
         "absent": {name: list(graph.absent) for name, graph in model.graphs.items()},
         "contract": contract_to_json({name: model.contract[name] for name in model.graphs}),
+        "build_seconds": dict(seconds),
     }
