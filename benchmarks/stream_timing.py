@@ -17,6 +17,7 @@ from stream_script import EagerStream, Script, ScriptedEngine, as_engine
 from lacache_trt.engines.cuda import lane as lane_module
 from lacache_trt.engines.cuda.capture import replay_milliseconds
 from lacache_trt.engines.cuda.engine import CudaEngine
+from lacache_trt.engines.cuda.lane import window_name
 from lacache_trt.engines.windows import window_bucket
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.model.config import ModelConfig
@@ -97,7 +98,8 @@ def device_seconds(engine: ScriptedEngine, runs: int) -> float:
     for (identity, name), count in engine.calls.items():
         lane: Any = engine.lanes[identity]
         if name.startswith("window-"):
-            name = f"window-{window_bucket(int(name[7:]), lane.shape.block)}"
+            block = lane.shape.block
+            name = window_name(window_bucket(int(name[7:]), block), block)
         graph = lane._graphs[name, 0]
         if isinstance(graph, Uncaptured):
             return 0.0

@@ -52,6 +52,7 @@ from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
 from lacache_trt.engines.cuda.engine import CudaEngine
 from lacache_trt.engines.cuda.fp8 import Fp8Table, measure_fp8_table
 from lacache_trt.engines.cuda.gemm import GemmTable, measure_table
+from lacache_trt.engines.cuda.lane import window_name
 from lacache_trt.engines.cuda.session import CudaSession
 from lacache_trt.engines.windows import window_bucket
 from lacache_trt.model.config import ModelConfig
@@ -209,7 +210,7 @@ def measure_window(run: Run, steps: Steps, width: int) -> dict[str, float]:
         started = time.perf_counter()
         steps.session.window(*inputs)
         walls.append((time.perf_counter() - started) * 1e3)
-    name = f"window-{window_bucket(width, BLOCK)}"
+    name = window_name(window_bucket(width, BLOCK), BLOCK)
     device = median(steps.session.milliseconds(name, run.repeats))
     wall, suffix = median(walls), f"{run.precision}.n{steps.columns}"
     label = "window_step" if width == BLOCK else f"window{width}_step"

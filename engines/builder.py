@@ -94,8 +94,19 @@ def require_fp8(source: Manifest, options: BuildOptions, sm: int | None) -> None
     quantised = bool(checked_fp8_linears(source))
     if quantised or options.fp8 is not None:
         require_fp8_gpu(options.engine, sm)
+        _require_fp8_cuda(options.engine)
     if quantised:
         check_recipe(fp8_granularity(source.body), options.engine, options.tensorrt)
+
+
+def _require_fp8_cuda(engine: str) -> None:
+    """Ask torch for a GPU with FP8 before anything is quantised for the cuda engine."""
+    if engine == "cuda":
+        from lacache_trt.engines.cuda.engine import require_cuda
+        from lacache_trt.engines.cuda.fp8 import require_fp8 as require_device
+
+        require_cuda()
+        require_device(["any"])
 
 
 def require_fp8_gpu(engine: str, wanted: int | None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lacache_trt.engines.base import Canvas, Int
-from lacache_trt.errors import CapacityError
+from lacache_trt.errors import CapacityError, EngineError
 
 BUCKET = 64
 LISTED_IDS = 8
@@ -42,14 +42,27 @@ def row_bucket(rows: int) -> int:
 
 def with_rows(inputs: Arrays, rows: int) -> Arrays:
     """The inputs of a step with their last row repeated until there are `rows`."""
-    missing = rows - len(next(iter(inputs.values())))
-    if not missing:
+    if len(next(iter(inputs.values()))) == rows:
         return inputs
-    return {name: np.pad(value, _below(value, missing), "edge") for name, value in inputs.items()}
+    return {name: _repeated(value, rows) for name, value in inputs.items()}
 
 
-def _below(value: NDArray[np.generic], missing: int) -> list[tuple[int, int]]:
-    return [(0, missing)] + [(0, 0)] * (value.ndim - 1)
+def _repeated(value: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
+    padded = np.empty((rows, *value.shape[1:]), value.dtype)
+    padded[: len(value)] = value
+    padded[len(value) :] = value[-1]
+    return padded
+
+
+def require_rows(found: int, filled: int) -> None:
+    """Raise `EngineError` unless a step has the rows that were filled."""
+    if found != filled:
+        raise EngineError(
+            "a step has another number of rows than the fill before it",
+            got=found,
+            expected=filled,
+            fix="call fill for these rows first",
+        )
 
 
 def fitted(name: str, value: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:

@@ -103,7 +103,7 @@ class WindowMemory:
         self._placed: dict[str, Int] = {}
 
     def place(
-        self, columns: Int, block_columns: Int, block: int, length: int, pads: int
+        self, columns: Int, block_columns: Int, length: int, pads: int
     ) -> dict[str, Int]:
         """The inputs `window_columns` and `block_columns` of a graph with `pads` in front.
 
@@ -112,7 +112,8 @@ class WindowMemory:
         """
         if not self._knows(columns, block_columns, length, pads):
             check_window(columns, columns, block_columns, None, length)
-            _, wide = padded_window(columns, columns, window_bucket(columns.shape[1], block))
+            width = window_bucket(columns.shape[1], block_columns.shape[1])
+            _, wide = padded_window(columns, columns, width)
             moved = np.int32(pads)
             self._placed = {
                 "window_columns": np.where(wide < 0, wide, wide + moved),

@@ -117,6 +117,8 @@ def test_rows_of_a_bucket() -> None:
             check(found, expected)
             check(session.plain(canvas, columns, sampling), reference.reuse(tokens, sampling))
             assert session.cache_arrays()["embed"].shape[0] == 6
+        with pytest.raises(EngineError, match="number of rows"):
+            session.reuse(tokens[:5], greedy(5, ONE_LAYER))
         session.close()
 
 

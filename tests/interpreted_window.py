@@ -295,3 +295,22 @@ def test_kept_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         session.reuse_kv(block_tokens(canvas, block), greedy(2, config))
         assert session.cache_bytes() - before == 2 * 64 * 2 * config.num_kv_heads * 64 * 4
         session.close()
+
+
+@pytest.mark.parametrize("suffix", [0, 5], ids=["block", "block_and_suffix"])
+def test_a_window_of_a_part_of_what_was_filled(suffix: int) -> None:
+    """The step that begins a block may predict a whole answer (`eos_truncation`)."""
+    config, sampling = replace(LLADA, num_layers=1), greedy(1, LLADA)
+    case = WindowShape(Shape(29, 5, (14,), (0,), (29,), 3), (0,), (suffix,))
+    canvas, block = case.shape.canvas(config), case.shape.block_columns
+    answer = np.arange(14, 24, dtype=np.int32)[None]
+    with CudaEngine(config, weights_of(config), GemmTable({})) as engine:
+        session, found = engine.session(), []
+        for columns in (block, answer):
+            session.fill(canvas, columns)
+            session.reuse_kv(block_tokens(canvas, columns), sampling)
+            found.append(session.window(case.tokens(canvas), case.columns, block, sampling))
+        session.close()
+    assert found[1].token.shape == (1, 5)
+    np.testing.assert_array_equal(found[0].token, found[1].token)
+    assert relative_error(found[1].confidence, found[0].confidence) < TOLERANCE

@@ -146,20 +146,20 @@ def test_a_window_is_placed_anew_when_anything_of_it_changes() -> None:
     memory = WindowMemory()
     columns = np.array([[10, 11, 12, 13, -1], [20, 21, 22, 23, 24]], np.int32)
     block = np.array([[11, 12], [20, 21]], np.int32)
-    first = memory.place(columns, block, 2, 40, 24)
-    assert memory.place(columns.copy(), block.copy(), 2, 40, 24) is first
+    first = memory.place(columns, block, 40, 24)
+    assert memory.place(columns.copy(), block.copy(), 40, 24) is first
     wide = first["window_columns"]
     assert wide.shape == (2, 64)
     assert wide[0, :6].tolist() == [34, 35, 36, 37, -1, -1]
     assert first["block_columns"].tolist() == [[35, 36], [44, 45]]
     block += 1
-    assert memory.place(columns, block, 2, 40, 24)["block_columns"].tolist() == [[36, 37], [45, 46]]
-    assert memory.place(columns, block, 2, 40, 3)["block_columns"].tolist() == [[15, 16], [24, 25]]
+    assert memory.place(columns, block, 40, 24)["block_columns"].tolist() == [[36, 37], [45, 46]]
+    assert memory.place(columns, block, 40, 3)["block_columns"].tolist() == [[15, 16], [24, 25]]
     with pytest.raises(InvalidRequestError, match="not a run of columns"):
-        memory.place(columns, block, 2, 24, 3)
+        memory.place(columns, block, 24, 3)
     columns[1] += 5
     with pytest.raises(InvalidRequestError, match="outside the window"):
-        memory.place(columns, block, 2, 40, 3)
+        memory.place(columns, block, 40, 3)
 
 
 def test_lane_bytes_grow_with_rows_and_columns() -> None:

@@ -120,3 +120,23 @@ def test_an_implementation_with_other_numbers_is_not_used(monkeypatch: pytest.Mo
     assert not fp8.agrees(lambda o, r, out: out.copy_(2 * product), operands, torch.empty(3, 64))
     assert not fp8.agrees(lambda o, r, out: out.fill_(torch.nan), operands, torch.empty(3, 64))
     assert not fp8.agrees(refused, operands, torch.empty(3, 64))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_build_without_a_gpu_quantises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the cuda engine needs is asked for first: quantising 8B takes minutes."""
+    from sample_bundle import write_bundle
+
+    from lacache_trt.engines import builder
+    from lacache_trt.engines.options import BuildOptions
+
+    monkeypatch.setattr(builder, "_quantised", lambda *_: pytest.fail("quantised"))
+    bundle = tmp_path / "bundle"
+    write_bundle(bundle)
+    with pytest.raises(MissingDependencyError, match="NVIDIA GPU"):
+        builder.build_engine(
+            bundle, tmp_path / "engine", BuildOptions(engine="cuda", fp8=Fp8Recipe())
+        )
+    assert not (tmp_path / "engine").exists()

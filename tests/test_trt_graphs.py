@@ -148,6 +148,13 @@ def test_malformed_profiles_are_refused(text: str) -> None:
         parse_profiles((text,), 4096)
 
 
+@pytest.mark.parametrize("symbol", ["B", "N", "Bk", "W", "S", "E"])
+def test_a_profile_without_rows_or_columns_is_refused(symbol: str) -> None:
+    with pytest.raises(InvalidRequestError, match="at least 1"):
+        parse_profiles((f"{symbol}=0:1:4",), 4096)
+    assert parse_profiles(("R=0",), 4096)[0].ranges["R"].low == 0
+
+
 def test_a_profile_beyond_the_model_is_refused() -> None:
     with pytest.raises(CapacityError, match="longer"):
         parse_profiles(("N=1:64:8192",), 4096)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ _STEP_INPUTS = (
     "logit_columns",
 )
 Key = tuple[str, int]
-"""A graph: its name, for a window with its width, and the number of logit columns."""
+"""A graph: its name, for a window with its widths, and the number of logit columns."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,16 @@ class Lane:
         self._replay(("reuse_kv", read), lambda: self._run_reuse("reuse_kv", read))
 
     def window(self, inputs: Arrays) -> None:
-        """Enqueue one step of a window over `kept`; `collect` waits for it."""
-        key = window_key(inputs["window_columns"].shape[1], inputs["logit_columns"].shape[1])
+        """Enqueue one step of a window over `kept`; `collect` waits for it.
+
+        Its block may be a part of the lane's: the step before may have predicted a whole answer.
+        """
+        width, block = (inputs[name].shape[1] for name in ("window_columns", "block_columns"))
+        key = window_name(width, block), inputs["logit_columns"].shape[1]
         if key not in self._windows:
             names = ("window_tokens", "window_columns", "block_columns", *_STEP_INPUTS)
             specs = [spec for spec in self._specs["window"].inputs if spec.name in names]
-            sizes = self.shape.sizes(key[1], inputs["window_columns"].shape[1])
+            sizes = replace(self.shape, block=block).sizes(key[1], width)
             self._windows[key] = self._stage(specs, sizes)
         self._windows[key].write(inputs)
         self._replay(key, lambda: self._run_window(key))
@@ -263,9 +267,9 @@ class Lane:
             self._idle.record(self._stream)
 
 
-def window_key(width: int, logit_columns: int) -> Key:
-    """The graph of a window of this width."""
-    return f"window-{width}", logit_columns
+def window_name(width: int, block: int) -> str:
+    """The graph of a window of this width that predicts a block of this width."""
+    return f"window-{width}-{block}"
 
 
 def lane_bytes(config: ModelConfig, shape: LaneShape, element_bytes: int) -> int:

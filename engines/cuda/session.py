@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
-from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, window_key
+from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, window_name
 from lacache_trt.engines.padding import BUCKET as BUCKET
-from lacache_trt.engines.padding import moved_right, row_bucket, with_rows
+from lacache_trt.engines.padding import moved_right, require_rows, row_bucket, with_rows
 from lacache_trt.engines.windows import (
     WindowMemory,
     check_window,
@@ -31,6 +31,7 @@ class CudaSession:
         self._engine = engine
         self._lane: Lane | None = None
         self._pads = {"reuse": 0, "plain": 0}
+        self._rows = 0
         self._windows = WindowMemory()
         self._filled = self._keeps = False
 
@@ -72,10 +73,10 @@ class CudaSession:
         """One step of the window's rows over the kept K and V."""
         lane, pads = self._filled_lane("window"), self._pads["reuse"]
         require_kept(self._keeps)
-        length, block = lane.shape.columns - pads, lane.shape.block
+        length = lane.shape.columns - pads
         if logit_columns is not None or window_tokens.shape != window_columns.shape:
             check_window(window_tokens, window_columns, block_columns, logit_columns, length)
-        placed = self._windows.place(window_columns, block_columns, block, length, pads)
+        placed = self._windows.place(window_columns, block_columns, length, pads)
         tokens, _ = padded_window(window_tokens, window_columns, placed["window_columns"].shape[1])
         inputs = {"window_tokens": tokens, **placed}
         return self._step(lane, "window", inputs, sampling, logit_columns)
@@ -128,9 +129,9 @@ class CudaSession:
         return self._lane
 
     def _lane_for(self, canvas: Canvas, block_columns: Int) -> Lane:
-        rows, columns = canvas.tokens.shape
+        self._rows, columns = canvas.tokens.shape
         bucket = -(-columns // BUCKET) * BUCKET
-        shape = LaneShape(row_bucket(rows), bucket, block_columns.shape[1])
+        shape = LaneShape(row_bucket(self._rows), bucket, block_columns.shape[1])
         if self._lane is None or self._lane.shape != shape:
             self.close()
             self._lane = self._engine.acquire(shape)
@@ -145,12 +146,13 @@ class CudaSession:
         logit_columns: Int | None,
     ) -> StepOutputs:
         rows = len(sampling.seed)
+        require_rows(rows, self._rows)
         columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
         pads = self._pads["plain" if graph == "plain" else "reuse"]
         moved = {"logit_columns": columns + np.int32(pads)}
         everything = {**inputs, **vars(sampling), **moved}
         self._engine.run(lane, graph, with_rows(everything, lane.shape.rows))
-        key = (graph, columns.shape[1])
         if graph == "window":
-            key = window_key(inputs["window_columns"].shape[1], columns.shape[1])
-        return lane.collect(*key, rows)
+            widths = (inputs[name].shape[1] for name in ("window_columns", "block_columns"))
+            graph = window_name(*widths)
+        return lane.collect(graph, columns.shape[1], rows)

@@ -89,6 +89,7 @@ def parse_profiles(texts: Sequence[str], max_length: int) -> tuple[Profile, ...]
                 "a profile is longer than what the model was made for",
                 got=f"N={profile.ranges['N']}",
                 expected=f"at most {max_length}",
+                fix=f"end the range of N at {max_length} or below",
             )
     return profiles
 
@@ -129,5 +130,12 @@ def _parse(text: str, max_length: int) -> Profile:
                 "the profile is not readable", got=repr(item), expected=_SYNTAX
             )
         low = int(found[2])
+        if low < 1 and found[1] != "R":
+            raise InvalidRequestError(
+                "a profile's size is too small",
+                got=item.strip(),
+                expected="sizes of at least 1; R, the logit columns, may be 0",
+                fix=f"write {found[1]}=1:OPT:MAX or one size",
+            )
         ranges[found[1]] = Range(low, int(found[3] or low), int(found[4] or low))
     return Profile(ranges)
