@@ -3,7 +3,7 @@
 The canvas of a row is its prompt followed by masks. Blocks of the masked part are denoised from
 left to right. When a block begins, everything outside it is final until it is complete, so `fill`
 computes once what depends on those tokens alone (embeddings, layer 0's q, k, v and its attention
-state). Each denoising step is then one `reuse`: predict the block, let the policy commit some of
+state; deeper layers mix the block into every token). Each denoising step is then one `reuse`: predict the block, let the policy commit some of
 its positions, emit them. LaCache (arXiv 2607.16339), section 3.
 
 `cache="prefix"` and `"dual"` are Fast-dLLM's approximations (arXiv 2505.22618) on top: the step
@@ -153,7 +153,10 @@ class Runtime(ClosesOnExit):
     def _decode(
         self, batch: Batch, policy: Policy, cancel: threading.Event | None
     ) -> Iterator[StepEvent]:
-        """The loop: new block → fill; while masks remain → reuse; the policy commits; emit."""
+        """The loop: new block → fill; while masks remain → reuse; the policy commits; emit.
+
+        `batch.advance` notes where a row begins a block, `batch.leaving` whom the policy ends.
+        """
         deadline = Deadline(batch.config.deadline_s)
         session = self.engine.session()
         try:
@@ -174,7 +177,10 @@ class Runtime(ClosesOnExit):
             session.close()
 
     def _step(self, session: Session, batch: Batch) -> StepOutputs:
-        """One denoising step: alone, or over the caches, which a fill before it may renew."""
+        """One denoising step: alone, or over the caches, which a fill before it may renew.
+
+        `prefix` and `dual` begin a block with `reuse_kv`, which runs everything, then run windows.
+        """
         started = filled = time.perf_counter()
         config = batch.config
         if config.cache == "none":
@@ -193,7 +199,7 @@ class Runtime(ClosesOnExit):
         return batch.look_ahead(outputs)
 
     def _last_step(self, batch: Batch) -> list[StepEvent]:
-        """One forward that predicts the whole answer of the rows that the policy ends early."""
+        """One forward that predicts the whole answer of the rows that Prophet ends early."""
         started = filled = time.perf_counter()
         canvas, columns, sampling = batch.whole_answers()
         session = self.engine.session()
