@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,13 +23,16 @@ def require_kept(kept: bool) -> None:
         )
 
 
-def no_graphs(engine: str) -> InvalidRequestError:
+_NO_GRAPHS = "export the bundle with --cache exact,kv and build the engine again"
+
+
+def no_graphs(engine: str, fix: str = _NO_GRAPHS) -> InvalidRequestError:
     """The error of an engine that was built without the graphs of the approximate caches."""
     return InvalidRequestError(
         f"the {engine} engine has no graphs for approximate caches",
         got="cache='prefix' or 'dual'",
         expected="cache='exact'",
-        fix="export the bundle with --cache exact,kv and build the engine again",
+        fix=fix,
     )
 
 
@@ -94,17 +99,17 @@ class WindowMemory:
     """The geometry of the last window, moved right by a lane's pads.
 
     The steps of a block repeat their window, so it is checked and moved once; another one, told
-    by its values, replaces it.
+    by its values, replaces it. `bucket` gives the width for a width and a block, `window_bucket`'s
+    unless an engine has limits of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bucket: Callable[[int, int], int] | None = None) -> None:
+        self._bucket = bucket or window_bucket
         self._given: tuple[Int, Int] | None = None
         self._length = self._pads = -1
         self._placed: dict[str, Int] = {}
 
-    def place(
-        self, columns: Int, block_columns: Int, length: int, pads: int
-    ) -> dict[str, Int]:
+    def place(self, columns: Int, block_columns: Int, length: int, pads: int) -> dict[str, Int]:
         """The inputs `window_columns` and `block_columns` of a graph with `pads` in front.
 
         Raises:
@@ -112,7 +117,7 @@ class WindowMemory:
         """
         if not self._knows(columns, block_columns, length, pads):
             check_window(columns, columns, block_columns, None, length)
-            width = window_bucket(columns.shape[1], block_columns.shape[1])
+            width = self._bucket(columns.shape[1], block_columns.shape[1])
             _, wide = padded_window(columns, columns, width)
             moved = np.int32(pads)
             self._placed = {

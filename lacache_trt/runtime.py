@@ -3,8 +3,9 @@
 The canvas of a row is its prompt followed by masks. Blocks of the masked part are denoised from
 left to right. When a block begins, everything outside it is final until it is complete, so `fill`
 computes once what depends on those tokens alone (embeddings, layer 0's q, k, v and its attention
-state; deeper layers mix the block into every token). Each denoising step is then one `reuse`: predict the block, let the policy commit some of
-its positions, emit them. LaCache (arXiv 2607.16339), section 3.
+state; deeper layers mix the block into every token). Each denoising step is then one `reuse`:
+predict the block, let the policy commit some of its positions, emit them. LaCache
+(arXiv 2607.16339), section 3.
 
 `cache="prefix"` and `"dual"` are Fast-dLLM's approximations (arXiv 2505.22618) on top: the step
 that begins a block is a full one that also keeps K and V of all layers, and the others run only a

@@ -137,7 +137,7 @@ def _all_checks(
     progress.advance()
     checks += _outputs_agree(engine, reference, batches, bound)
     progress.advance()
-    checks += window_checks(engine, batches, bound)
+    checks += window_checks(engine, batches, bound, sizes.window)
     progress.advance()
     codec = TextCodec.load(manifest.directory)
     checks += _generations(engine, reference, codec, sizes, bound)

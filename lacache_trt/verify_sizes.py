@@ -20,11 +20,13 @@ class Sizes:
         rows: rows of a batch.
         widths: block widths to check.
         columns: most columns of a canvas.
+        window: most columns of a window; None for any number.
     """
 
     rows: int
     widths: tuple[int, ...]
     columns: int
+    window: int | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> Sizes:
@@ -38,6 +40,7 @@ class Sizes:
             rows=min(max(ROWS, rows.low), rows.high),
             widths=tuple(widths) or (width.tuned,),
             columns=columns,
+            window=ranges["W"].high,
         )
 
     def blocks(self, width: int) -> int:

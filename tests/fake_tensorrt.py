@@ -1,134 +1,22 @@
 """TensorRT and a GPU that are not there: plans name ONNX graphs, which onnxruntime executes.
 
-Device addresses are addresses of host memory, and the context reads its inputs and writes its
-outputs there, so a wrong shape or address shows as a wrong token. The stream executes at once,
-except while it is captured: then it remembers, as CUDA does, and a replay repeats it.
+The context reads its inputs and writes its outputs in the memory of `FakeDevice`, so a wrong shape
+or address shows as a wrong token.
 """
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
+from fake_device import ALIGNMENT, STREAM, view
+from fake_device import FakeDevice as FakeDevice
 
 from lacache_trt.contract import GraphSpec
-from lacache_trt.errors import CapacityError
 
-SM = 90
 VERSION = "11.4.0"
-STREAM = 77
-_ALIGNMENT = 256
-
-
-class FakeDevice:
-    """Host memory, a stream and graphs, with bookkeeping."""
-
-    def __init__(self, memory: int = 1 << 30) -> None:
-        self.name, self.sm, self.stream = "Fake H100", SM, STREAM
-        self.memory = memory
-        self.live: dict[int, tuple[NDArray[np.uint8], int]] = {}
-        self.pins = 0
-        self.captures = self.replays = 0
-        self.closed = False
-        self._recording: list[Callable[[], None]] | None = None
-        self._depth = threading.local()
-
-    @contextmanager
-    def activated(self) -> Iterator[None]:
-        self._depth.value = self._level() + 1
-        try:
-            yield
-        finally:
-            self._depth.value -= 1
-
-    def _level(self) -> int:
-        return int(getattr(self._depth, "value", 0))
-
-    def _require_active(self) -> None:
-        assert self._level() > 0, "the context is not current in this thread"
-        assert not self.closed, "the device is closed"
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Execute now, or remember while capturing."""
-        self._require_active()
-        if self._recording is not None:
-            self._recording.append(work)
-        else:
-            work()
-
-    def free_bytes(self) -> int:
-        return self.memory - sum(size for _, size in self.live.values())
-
-    def allocate(self, nbytes: int) -> int:
-        self._require_active()
-        assert self._recording is None, "allocation while capturing"
-        if nbytes > self.free_bytes():
-            raise CapacityError("out of memory", got=nbytes)
-        backing = np.full(nbytes + _ALIGNMENT, 0xCD, np.uint8)
-        address = -(-backing.ctypes.data // _ALIGNMENT) * _ALIGNMENT
-        self.live[address] = backing, nbytes
-        return address
-
-    def release(self, address: int) -> None:
-        self._require_active()
-        del self.live[address]
-
-    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        self._require_active()
-        self.pins += 1
-        return np.zeros(nbytes, np.uint8)
-
-    def unpin(self, array: NDArray[np.uint8]) -> None:
-        self.pins -= 1
-
-    def upload(self, address: int, source: NDArray[np.uint8]) -> None:
-        self.submit(lambda: ctypes.memmove(address, source.ctypes.data, source.nbytes) and None)
-
-    def download(self, target: NDArray[np.uint8], address: int) -> None:
-        self.submit(lambda: ctypes.memmove(target.ctypes.data, address, target.nbytes) and None)
-
-    def load(self, address: int, source: NDArray[np.uint8]) -> None:
-        self._require_active()
-        ctypes.memmove(address, source.ctypes.data, source.nbytes)
-
-    def record(self, event: Any = None) -> Any:
-        self._require_active()
-        return event or object()
-
-    def wait(self, event: Any) -> None:
-        self._require_active()
-
-    def synchronize(self) -> None:
-        assert self._recording is None, "synchronisation while capturing"
-        self._require_active()
-
-    def capture(self, body: Callable[[], None]) -> list[Callable[[], None]]:
-        self._recording = []
-        self.captures += 1
-        try:
-            body()
-            return self._recording
-        finally:
-            self._recording = None
-
-    def replay(self, graph: list[Callable[[], None]]) -> None:
-        self.replays += 1
-        for work in graph:
-            self.submit(work)
-
-    def destroy(self, graph: list[Callable[[], None]]) -> None:
-        graph.clear()
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class FakeContext:
@@ -148,17 +36,24 @@ class FakeContext:
         return 0 <= profile_index < self._engine.num_optimization_profiles
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        assert memory % _ALIGNMENT == 0
+        assert memory % ALIGNMENT == 0
         assert size >= self._engine.device_memory_size_v2
         self.scratch = memory, size
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert name in self._engine.inputs
         self.shapes[name] = tuple(shape)
-        return True
+        assert self.profile is not None
+        ranges = self._engine.trt.profiles[self.profile]
+        dims = self._engine.symbols.get(name, shape)
+        return all(
+            ranges[dim][0] <= size <= ranges[dim][2]
+            for dim, size in zip(dims, shape, strict=True)
+            if dim in ranges
+        )
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
-        assert memory % _ALIGNMENT == 0
+        assert memory % ALIGNMENT == 0
         self.addresses[name] = memory
         return True
 
@@ -179,33 +74,29 @@ class FakeContext:
 
     def _execute(self) -> None:
         feeds = {
-            name: _view(self.addresses[name], self.shapes[name], dtype)
+            name: view(self.addresses[name], self.shapes[name], dtype)
             for name, dtype in self._engine.inputs.items()
             if name not in self._engine.weights
         }
         names = [spec.name for spec in self._engine.spec.outputs]
         for name, value in zip(names, self._engine.session.run(names, feeds), strict=True):
-            _view(self.addresses[name], value.shape, str(value.dtype))[...] = value
-
-
-def _view(address: int, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    count = int(np.prod(shape, dtype=np.int64))
-    buffer = (ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address)
-    return np.frombuffer(buffer, dtype).reshape(shape)
+            self._engine.trt.device.require_inside(self.addresses[name], value.nbytes)
+            view(self.addresses[name], value.shape, str(value.dtype))[...] = value
 
 
 class FakeEngine:
     """A plan: its name, the graph's contract, an onnxruntime session."""
 
     device_memory_size_v2 = 5000
-    num_optimization_profiles = 1
 
     def __init__(self, trt: FakeTrt, spec: GraphSpec, graph: Path) -> None:
         self.trt, self.spec = trt, spec
+        self.num_optimization_profiles = len(trt.profiles)
         self.session = ort.InferenceSession(graph, providers=["CPUExecutionProvider"])
         self.weights = trt.shared.get(spec.name, {})
         self.inputs = {tensor.name: tensor.dtype for tensor in spec.inputs}
         self.inputs |= dict.fromkeys(self.weights, "float32")
+        self.symbols = {tensor.name: tensor.shape for tensor in spec.inputs}
         self.outputs = {tensor.name: tensor.dtype for tensor in spec.outputs}
         self.ranks = {tensor.name: len(tensor.shape) for tensor in (*spec.inputs, *spec.outputs)}
         self.ranks |= {name: len(shape) for name, shape in self.weights.items()}
@@ -254,6 +145,7 @@ class FakeTrt:
         self.engines: dict[str, FakeEngine] = {}
         self.logger: Any = None
         self.capturable: bool | None = None
+        self.profiles: list[dict[str, list[int]]] = [{}]  # without ranges nothing is refused
 
     def Runtime(self, logger: Any) -> FakeTrt:
         self.logger = logger

@@ -332,6 +332,7 @@ def test_sizes_are_fixed() -> None:
         ("bfloat16", {}, "no bfloat16"),
         ("float32", {}, "no float32 kernels"),
         ("float16", {"plugins": False}, "--no-plugins"),
+        ("float16", {"cache": "exact,kv"}, "--cache exact,kv"),
     ],
 )
 def test_what_8_5_does_not_have_is_refused(

@@ -184,7 +184,7 @@ def sizes(**ranges: list[int]) -> Sizes:
 
 
 def test_sizes_are_those_of_the_profile() -> None:
-    assert sizes() == Sizes(3, (4, 8, 32), 512)
+    assert sizes() == Sizes(3, (4, 8, 32), 512, 64)
     assert sizes(Bk=[32, 32, 32]).widths == (32,)
     assert sizes(Bk=[16, 16, 16]).widths == (16,)
     assert (sizes(B=[1, 1, 1]).rows, sizes(B=[8, 8, 8]).rows) == (1, 8)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,24 @@ from lacache_trt.errors import CapacityError, EngineError, MissingDependencyErro
 
 Bytes = NDArray[np.uint8]
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, which PyCUDA does not name
+
+
+class Corner(NamedTuple):
+    """A place in a box of device memory: slices of rows of bytes.
+
+    Attributes:
+        address: of the box.
+        pitch: bytes from a row to the next.
+        height: rows from a slice to the next.
+        byte: in its row.
+        row: in its slice.
+    """
+
+    address: int
+    pitch: int
+    height: int
+    byte: int
+    row: int
 
 
 class Device(Protocol):
@@ -55,6 +73,9 @@ class Device(Protocol):
 
     def download(self, target: Bytes, address: int) -> None:
         """Enqueue a copy to page-locked memory."""
+
+    def copy_box(self, target: Corner, source: Corner, size: tuple[int, int, int]) -> None:
+        """Enqueue a copy from one box to another; size: bytes of a row, rows, slices."""
 
     def load(self, address: int, source: Bytes) -> None:
         """Copy from any host memory and wait."""
@@ -148,6 +169,19 @@ class CudaDevice:
         """Enqueue a copy to page-locked memory."""
         with self._translated("a copy from the device failed"):
             self._cuda.memcpy_dtoh_async(target, address, self._stream)
+
+    def copy_box(self, target: Corner, source: Corner, size: tuple[int, int, int]) -> None:
+        """Enqueue a copy from one box to another; size: bytes of a row, rows, slices."""
+        with self._translated("a copy on the device failed"):
+            copy = self._cuda.Memcpy3D()
+            copy.set_src_device(source.address)
+            copy.src_pitch, copy.src_height = source.pitch, source.height
+            copy.src_x_in_bytes, copy.src_y = source.byte, source.row
+            copy.set_dst_device(target.address)
+            copy.dst_pitch, copy.dst_height = target.pitch, target.height
+            copy.dst_x_in_bytes, copy.dst_y = target.byte, target.row
+            copy.width_in_bytes, copy.height, copy.depth = size
+            copy(self._stream)
 
     def load(self, address: int, source: Bytes) -> None:
         """Copy from any host memory and wait."""

@@ -1,4 +1,4 @@
-"""The TensorRT engine: the plans of fill and reuse, lanes of captured graphs, one stream.
+"""The TensorRT engine: the plans, lanes of captured graphs, one stream.
 
 It runs without torch and without Triton; the plugins' kernels lie in the plans. Nothing of an
 engine directory is executed on the host: `engine_host_code_allowed` stays off, and the plugin
@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 
 from lacache_trt.artifacts import Manifest
 from lacache_trt.closing import ClosesOnExit
+from lacache_trt.contract import caches_of
 from lacache_trt.engines.base import Capabilities, StepOutputs
 from lacache_trt.engines.padding import BUCKET, LISTED_IDS, Arrays, row_bucket
+from lacache_trt.engines.tensorrt.call import LaneShape, Resources, Step, covers_window, profile_for
 from lacache_trt.engines.tensorrt.device import CudaDevice, Device
-from lacache_trt.engines.tensorrt.lane import Lane, LaneShape, Resources, lane_bytes
+from lacache_trt.engines.tensorrt.kept import Runs, kept_bytes, window_bytes
+from lacache_trt.engines.tensorrt.lane import Lane, lane_bytes
 from lacache_trt.engines.tensorrt.opening import Opened, check_machine, import_flavour, open_plans
-from lacache_trt.engines.tensorrt.profiles import Profile
 from lacache_trt.engines.tensorrt.session import TensorRTSession
+from lacache_trt.engines.windows import window_bucket
 from lacache_trt.errors import CapacityError, EngineError
 
 MAX_LANES = 16
@@ -67,7 +70,7 @@ class TensorRTEngine(ClosesOnExit):
         self._free: OrderedDict[int, Lane] = OrderedDict()
         self._lanes: dict[int, Lane] = {}
         self.capabilities = Capabilities(
-            caches=frozenset({"exact"}),
+            caches=caches_of(opened.resources.plans),
             logits=any(profile.ranges["R"].high > 0 for profile in self._profiles),
             max_batch=max(profile.ranges["B"].high for profile in self._profiles),
         )
@@ -86,28 +89,42 @@ class TensorRTEngine(ClosesOnExit):
             CapacityError: no profile covers it.
         """
         for index, profile in enumerate(self._profiles):
-            many = _clipped(profile, "B", row_bucket(rows))
-            bucket = _clipped(profile, "N", -(-columns // BUCKET) * BUCKET)
-            if rows <= many and columns <= bucket and _covers(profile, "Bk", block):
-                suppressed, excluded = (_clipped(profile, each, LISTED_IDS) for each in ("S", "E"))
+            many = profile.clipped("B", row_bucket(rows))
+            bucket = profile.clipped("N", -(-columns // BUCKET) * BUCKET)
+            if rows <= many and columns <= bucket and profile.covers("Bk", block):
+                suppressed, excluded = (profile.clipped(each, LISTED_IDS) for each in ("S", "E"))
                 return LaneShape(many, bucket, block, suppressed, excluded, index)
         raise CapacityError(
             "no optimisation profile of this engine covers the request",
             got=f"B={rows}, N={columns}, Bk={block}",
-            expected=" or ".join(_text(profile, ("B", "N", "Bk")) for profile in self._profiles),
+            expected=" or ".join(profile.text("B", "N", "Bk") for profile in self._profiles),
             fix=f"build again with --profile B={rows},N={columns},Bk={block} or a range around it",
         )
 
-    def require_logit_columns(self, shape: LaneShape, count: int) -> None:
-        """Raise `CapacityError` unless the lane's profile covers that many logit columns."""
-        profile = self._profiles[shape.profile]
-        if not _covers(profile, "R", count):
-            raise CapacityError(
-                "the engine's profile does not cover this many logit columns",
-                got=count,
-                expected=_text(profile, ("R",)),
-                fix=f"build again with --profile ...,R=0:0:{count}",
-            )
+    def require_covered(self, shape: LaneShape, step: Step) -> None:
+        """Raise `CapacityError` unless a profile covers the lane's step."""
+        profile_for(self._profiles, shape, step)
+
+    def window_width(self, shape: LaneShape, width: int, block: int) -> int:
+        """The width that a window of the lane is padded to.
+
+        It is the block's own or the next multiple of 64, up to the canvas's columns, brought into
+        the range of the first profile that covers the lane and the window.
+
+        Raises:
+            CapacityError: no profile does.
+        """
+        bucket, sizes = min(window_bucket(width, block), shape.columns), shape.sizes(block=block)
+        for profile in self._profiles:
+            wide = profile.clipped("W", bucket)
+            if width <= wide and covers_window(profile, sizes):
+                return wide
+        raise CapacityError(
+            "no optimisation profile of this engine covers the window",
+            got=f"W={width}, Bk={block}",
+            expected=" or ".join(profile.text("W", "Bk") for profile in self._profiles),
+            fix=f"build again with --profile ...,W={width},Bk={block} or ranges around them",
+        )
 
     def acquire(self, shape: LaneShape) -> Lane:
         """A free lane of the shape, or a new one.
@@ -124,10 +141,26 @@ class TensorRTEngine(ClosesOnExit):
             with self._device.activated():
                 while len(self._lanes) >= MAX_LANES and self._free:
                     self._evict()
-                self._make_room(resources, shape)
+                self._make_room(lane_bytes(resources.plans, shape), shape)
                 lane = Lane(resources, shape)
             self._lanes[id(lane)] = lane
             return lane
+
+    def reserve(self, lane: Lane, width: int = 0) -> None:
+        """Give a lane room for K and V of all layers, and for those of windows of this width.
+
+        Raises:
+            CapacityError: they do not fit into the device's memory.
+        """
+        with self._lock:
+            plans, kept = self._require_open().plans, lane.kept
+            needed = 0 if kept is not None else kept_bytes(plans, lane.shape)
+            if width and (kept is None or not kept.has_window(width)):
+                needed += window_bytes(plans, lane.shape, width)
+            if needed:
+                with self._device.activated():
+                    self._make_room(needed, lane.shape)
+                    lane.keep(width)
 
     def release(self, lane: Lane) -> None:
         """Take a lane back; it stays captured for the next session of its shape."""
@@ -135,28 +168,28 @@ class TensorRTEngine(ClosesOnExit):
             if self._resources is not None:
                 self._free[id(lane)] = lane
 
-    def run(self, lane: Lane, name: str, inputs: Arrays) -> None:
-        """Enqueue a graph of the lane; one thread enqueues at a time."""
+    def run(self, lane: Lane, name: str, inputs: Arrays, *runs: Runs) -> None:
+        """Enqueue a graph of the lane; one thread enqueues at a time. Only a window has runs."""
         with self._lock:
             self._require_open()
             with self._device.activated():
-                getattr(lane, name)(inputs)
+                getattr(lane, name)(inputs, *runs)
 
-    def collect(self, lane: Lane, logit_columns: int, rows: int) -> StepOutputs:
+    def collect(self, lane: Lane, step: Step, rows: int) -> StepOutputs:
         """Wait for a lane's step and copy `rows` rows; other threads may enqueue meanwhile."""
         with self._device.activated():
             lane.wait()
         with self._lock:
             self._require_open()
             with self._device.activated():
-                return lane.collect(logit_columns, rows)
+                return lane.collect(step, rows)
 
-    def read_caches(self, lane: Lane) -> dict[str, NDArray[np.float32]]:
-        """Copies of a lane's caches."""
+    def read_caches(self, lane: Lane, keeps: bool) -> dict[str, NDArray[np.float32]]:
+        """Copies of a lane's caches; `keeps` adds keys and values."""
         with self._lock:
             self._require_open()
             with self._device.activated():
-                return lane.cache_arrays()
+                return lane.cache_arrays(keeps)
 
     def close(self) -> None:
         """Release plans, lanes and memory; calls in flight end with `EngineError`."""
@@ -182,9 +215,8 @@ class TensorRTEngine(ClosesOnExit):
         lane.release()
         del self._lanes[key]
 
-    def _make_room(self, resources: Resources, shape: LaneShape) -> None:
-        """Release idle lanes until a new one fits; `CapacityError` if it never will."""
-        needed = lane_bytes(resources.plans, shape)
+    def _make_room(self, needed: int, shape: LaneShape) -> None:
+        """Release idle lanes until so much more fits; `CapacityError` if it never will."""
         while needed > self._device.free_bytes() and self._free:
             self._evict()
         if needed > self._device.free_bytes():
@@ -195,21 +227,3 @@ class TensorRTEngine(ClosesOnExit):
                 expected=f"{needed:,} bytes",
                 fix="use a smaller batch or a shorter canvas",
             )
-
-
-def _covers(profile: Profile, symbol: str, value: int) -> bool:
-    size = profile.ranges[symbol]
-    return size.low <= value <= size.high
-
-
-def _clipped(profile: Profile, symbol: str, value: int) -> int:
-    """The nearest size that the profile allows."""
-    size = profile.ranges[symbol]
-    return min(max(value, size.low), size.high)
-
-
-def _text(profile: Profile, symbols: tuple[str, ...]) -> str:
-    return ", ".join(
-        f"{symbol}={profile.ranges[symbol].low} to {profile.ranges[symbol].high}"
-        for symbol in symbols
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lacache_trt.contract import GraphSpec, TensorSpec
+from collections.abc import Collection
+
+from lacache_trt.contract import KEY_VALUE_GRAPHS, GraphSpec, TensorSpec
 
 GRAPHS = ("fill", "reuse")
 WEIGHTS_FILE = "weights.safetensors"
@@ -16,6 +18,11 @@ TYPES = {
     "int64": "INT64",
     "bool": "BOOL",
 }
+
+
+def graphs_of(contract: Collection[str]) -> tuple[str, ...]:
+    """Graphs of an engine directory that the runtime opens: those of approximate caches, if any."""
+    return GRAPHS + (KEY_VALUE_GRAPHS if set(KEY_VALUE_GRAPHS) <= set(contract) else ())
 
 
 def plan_file(graph: str) -> str:

@@ -72,9 +72,14 @@ def _check(dtype: str, settings: TensorRTOptions) -> None:
             expected=DTYPE,
             fix=f"export again with --dtype {DTYPE}",
         )
-    if not settings.plugins:
+    refused = {
+        "--no-plugins": not settings.plugins,
+        "--cache exact,kv": settings.cache == "exact,kv",
+    }
+    asked = [flag for flag, is_set in refused.items() if is_set]
+    if asked:
         raise InvalidRequestError(
-            f"--trt-version {LEGACY} builds with our plugins only",
-            got="--no-plugins",
+            f"--trt-version {LEGACY} builds with our plugins and for exact caches only",
+            got=" ".join(asked),
             fix="leave it out",
         )

@@ -11,9 +11,10 @@ import numpy as np
 from lacache_trt.artifacts import Manifest
 from lacache_trt.contract import TensorSpec
 from lacache_trt.engines.tensorrt.bindings import import_tensorrt
+from lacache_trt.engines.tensorrt.call import Resources
 from lacache_trt.engines.tensorrt.device import Device
-from lacache_trt.engines.tensorrt.lane import Resources
-from lacache_trt.engines.tensorrt.layout import GRAPHS, WEIGHTS_FILE, plan_file, with_weights
+from lacache_trt.engines.tensorrt.interrupts import interrupts_kept
+from lacache_trt.engines.tensorrt.layout import WEIGHTS_FILE, graphs_of, plan_file, with_weights
 from lacache_trt.engines.tensorrt.loaded import largest_scratch, open_plan
 from lacache_trt.engines.tensorrt.logger import new_logger
 from lacache_trt.engines.tensorrt.profiles import Profile, profiles_from_json
@@ -69,12 +70,14 @@ def check_machine(manifest: Manifest, trt: Any, device: Device) -> None:
 def open_plans(manifest: Manifest, trt: Any, device: Device) -> Opened:
     """Deserialise the plans and give them weights and memory. The device must be active."""
     logger = new_logger(trt)
-    runtime = trt.Runtime(logger)
+    with interrupts_kept():
+        runtime = trt.Runtime(logger)
     if manifest.body.get("plugin_abi") is not None:
         load_library(runtime.get_plugin_registry(), find_library())
     profiles = profiles_from_json(manifest.body.get("profiles"))
     weights = _shared_weights(manifest)
-    files = [plan_file(name) for name in GRAPHS]
+    graphs = graphs_of(manifest.contract)
+    files = [plan_file(name) for name in graphs]
     needed = sum(manifest.path(name).stat().st_size for name in files)
     _check_fits(needed + _total(weights.values()), device)
     plans = {
@@ -90,7 +93,7 @@ def open_plans(manifest: Manifest, trt: Any, device: Device) -> Opened:
             len(profiles),
             _absent(manifest, name),
         )
-        for name in GRAPHS
+        for name in graphs
     }
     scratch_bytes = max(ALIGNMENT, largest_scratch(tuple(plans.values())))
     _check_fits(scratch_bytes, device)
@@ -98,6 +101,7 @@ def open_plans(manifest: Manifest, trt: Any, device: Device) -> Opened:
         trt=trt,
         logger=logger,
         device=device,
+        profiles=profiles,
         plans=plans,
         weights=_upload(manifest, device) if weights else {},
         scratch=device.allocate(scratch_bytes),
@@ -122,9 +126,14 @@ def _shared_names(manifest: Manifest, graph: str) -> list[str]:
     return [str(name) for name in names]
 
 
+def _all_shared_names(manifest: Manifest) -> set[str]:
+    graphs = graphs_of(manifest.contract)
+    return {name for graph in graphs for name in _shared_names(manifest, graph)}
+
+
 def _shared_weights(manifest: Manifest) -> dict[str, TensorSpec]:
     """Contract of the weights that are inputs of a plan, from the weights file itself."""
-    names = {name for graph in GRAPHS for name in _shared_names(manifest, graph)}
+    names = _all_shared_names(manifest)
     if not names:
         return {}
     header = read_safetensors_header(manifest.path(WEIGHTS_FILE))
@@ -142,7 +151,7 @@ def _shared_weights(manifest: Manifest) -> dict[str, TensorSpec]:
 
 def _upload(manifest: Manifest, device: Device) -> dict[str, int]:
     """One device copy of every shared weight; addresses by name."""
-    names = {name for graph in GRAPHS for name in _shared_names(manifest, graph)}
+    names = _all_shared_names(manifest)
     path = manifest.path(WEIGHTS_FILE)
     header = read_safetensors_header(path)
     addresses: dict[str, int] = {}

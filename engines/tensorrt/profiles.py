@@ -51,6 +51,21 @@ class Profile:
         """For the manifest."""
         return {name: [size.low, size.tuned, size.high] for name, size in self.ranges.items()}
 
+    def covers(self, symbol: str, value: int) -> bool:
+        """Whether the size lies in the range."""
+        return self.ranges[symbol].low <= value <= self.ranges[symbol].high
+
+    def clipped(self, symbol: str, value: int) -> int:
+        """The nearest size in the range."""
+        return min(max(value, self.ranges[symbol].low), self.ranges[symbol].high)
+
+    def text(self, *symbols: str) -> str:
+        """Ranges for an error."""
+        return ", ".join(
+            f"{symbol}={self.ranges[symbol].low} to {self.ranges[symbol].high}"
+            for symbol in symbols
+        )
+
     def _range(self, dim: int | str) -> Range:
         return self.ranges[dim] if isinstance(dim, str) else Range(dim, dim, dim)
 

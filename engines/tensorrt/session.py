@@ -8,8 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
-from lacache_trt.engines.padding import moved_right, with_rows
-from lacache_trt.engines.tensorrt.lane import BLOCK_TOKENS, Lane
+from lacache_trt.engines.padding import Arrays, moved_right, require_rows, with_rows
+from lacache_trt.engines.tensorrt.call import Step
+from lacache_trt.engines.tensorrt.kept import Runs, runs_of
+from lacache_trt.engines.tensorrt.lane import (
+    BLOCK_TOKENS,
+    WINDOW_COLUMNS,
+    WINDOW_TOKENS,
+    Lane,
+    window_step,
+)
+from lacache_trt.engines.windows import (
+    WindowMemory,
+    check_window,
+    no_graphs,
+    padded_window,
+    require_kept,
+)
 from lacache_trt.errors import EngineError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -22,14 +37,15 @@ class TensorRTSession:
     def __init__(self, engine: TensorRTEngine) -> None:
         self._engine = engine
         self._lane: Lane | None = None
-        self._pads = 0
-        self._filled = False
+        self._pads = self._rows = 0
+        self._windows = WindowMemory(self._window_width)
+        self._filled = self._keeps = False
 
     def fill(self, canvas: Canvas, block_columns: Int) -> None:
         """Compute the caches for these blocks."""
-        self._filled = False
-        rows, columns = canvas.tokens.shape
-        shape = self._engine.shape_for(rows, columns, block_columns.shape[1])
+        self._filled = self._keeps = False
+        self._rows, columns = canvas.tokens.shape
+        shape = self._engine.shape_for(self._rows, columns, block_columns.shape[1])
         if self._lane is None or self._lane.shape != shape:
             self.close()
             self._lane = self._engine.acquire(shape)
@@ -42,24 +58,21 @@ class TensorRTSession:
         self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
     ) -> StepOutputs:
         """One step over the caches of the last `fill`."""
-        if self._lane is None or not self._filled:
-            raise EngineError("reuse was called before fill", fix="call fill at each block's start")
-        rows = len(sampling.seed)
-        columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
-        self._engine.require_logit_columns(self._lane.shape, columns.shape[1])
-        inputs = {
-            BLOCK_TOKENS: block_tokens,
-            **vars(sampling),
-            "logit_columns": columns + np.int32(self._pads),
-        }
-        self._engine.run(self._lane, "reuse", with_rows(inputs, self._lane.shape.rows))
-        return self._engine.collect(self._lane, columns.shape[1], rows)
+        lane = self._filled_lane("reuse")
+        return self._step(lane, "reuse", {BLOCK_TOKENS: block_tokens}, sampling, logit_columns)
 
     def reuse_kv(
         self, block_tokens: Int, sampling: Sampling, logit_columns: Int | None = None
     ) -> StepOutputs:
-        """Not there yet: the plans are built, but no session runs them."""
-        raise self._no_windows()
+        """`reuse` that also keeps K and V of all layers and columns."""
+        self._require_plans()
+        lane = self._filled_lane("reuse_kv")
+        self._engine.reserve(lane)
+        self._keeps = False
+        inputs = {BLOCK_TOKENS: block_tokens}
+        outputs = self._step(lane, "reuse_kv", inputs, sampling, logit_columns)
+        self._keeps = True
+        return outputs
 
     def window(
         self,
@@ -69,8 +82,20 @@ class TensorRTSession:
         sampling: Sampling,
         logit_columns: Int | None = None,
     ) -> StepOutputs:
-        """Not there yet: the plans are built, but no session runs them."""
-        raise self._no_windows()
+        """One step of the window's rows over the kept K and V."""
+        self._require_plans()
+        lane = self._filled_lane("window")
+        require_kept(self._keeps)
+        length = lane.shape.columns - self._pads
+        if logit_columns is not None or window_tokens.shape != window_columns.shape:
+            check_window(window_tokens, window_columns, block_columns, logit_columns, length)
+        placed = self._windows.place(window_columns, block_columns, length, self._pads)
+        width = placed[WINDOW_COLUMNS].shape[1]
+        self._engine.reserve(lane, width)
+        tokens, _ = padded_window(window_tokens, window_columns, width)
+        inputs = {WINDOW_TOKENS: tokens, **placed}
+        runs = runs_of(placed[WINDOW_COLUMNS])
+        return self._step(lane, "window", inputs, sampling, logit_columns, runs)
 
     def plain(
         self,
@@ -86,24 +111,56 @@ class TensorRTSession:
             fix="compare with an onnxruntime engine: lacache-trt verify ENGINES --bundle BUNDLE",
         )
 
-    def _no_windows(self) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"the {self._engine.name} engine does not run approximate caches",
-            got="cache='prefix' or 'dual'",
-            expected="cache='exact'",
-            fix="use the cuda or the onnxruntime engine for them",
-        )
-
     def cache_bytes(self) -> int:
         """Bytes that the caches hold now."""
         return self._lane.cache_bytes() if self._lane is not None else 0
 
     def cache_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the caches by name, pads and repeated rows included, for checks."""
-        return self._engine.read_caches(self._lane) if self._lane is not None else {}
+        if self._lane is None:
+            return {}
+        return self._engine.read_caches(self._lane, self._keeps)
 
     def close(self) -> None:
         """Give the lane back."""
         if self._lane is not None:
             self._engine.release(self._lane)
-        self._lane, self._filled = None, False
+        self._lane, self._filled, self._keeps = None, False, False
+
+    def _filled_lane(self, call: str) -> Lane:
+        if self._lane is None or not self._filled:
+            raise EngineError(
+                f"{call} was called before fill", fix="call fill at each block's start"
+            )
+        return self._lane
+
+    def _require_plans(self) -> None:
+        """Raise `InvalidRequestError` if the engine was built without those of windows."""
+        if "dual" not in self._engine.capabilities.caches:
+            raise no_graphs(
+                self._engine.name,
+                fix="build it again with --cache exact,kv, from a bundle exported with the same",
+            )
+
+    def _window_width(self, width: int, block: int) -> int:
+        """What `WindowMemory` asks."""
+        return self._engine.window_width(self._filled_lane("window").shape, width, block)
+
+    def _step(
+        self,
+        lane: Lane,
+        graph: str,
+        inputs: Arrays,
+        sampling: Sampling,
+        logit_columns: Int | None,
+        *runs: Runs,
+    ) -> StepOutputs:
+        rows = len(sampling.seed)
+        require_rows(rows, self._rows)
+        columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
+        moved = {"logit_columns": columns + np.int32(self._pads)}
+        everything = {**inputs, **vars(sampling), **moved}
+        step = window_step(everything) if graph == "window" else Step(columns.shape[1])
+        self._engine.require_covered(lane.shape, step)
+        self._engine.run(lane, graph, with_rows(everything, lane.shape.rows), *runs)
+        return self._engine.collect(lane, step, rows)
