@@ -94,9 +94,10 @@ def require_fp8(source: Manifest, options: BuildOptions, sm: int | None) -> None
     quantised = bool(checked_fp8_linears(source))
     if quantised or options.fp8 is not None:
         require_fp8_gpu(options.engine, sm)
-        _require_fp8_cuda(options.engine)
     if quantised:
         check_recipe(fp8_granularity(source.body), options.engine, options.tensorrt)
+    if quantised or options.fp8 is not None:
+        _require_fp8_cuda(options.engine)
 
 
 def _require_fp8_cuda(engine: str) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lacache_trt.artifacts import Manifest
 from lacache_trt.errors import ArtifactError, CheckpointError
-from lacache_trt.model.config import fp8_dtypes, parameter_shapes
+from lacache_trt.model.config import INPUT_SCALE, fp8_dtypes, parameter_shapes
 from lacache_trt.model.fp8 import fp8_granularity, fp8_linears
 from lacache_trt.model.safetensors_file import (
     E4M3,
@@ -48,7 +49,9 @@ def checked_fp8_linears(manifest: Manifest) -> frozenset[str]:
         _check_tensors(tensors, manifest, linears)
         for name, kind in sorted(fp8_dtypes(linears, fp8_granularity(manifest.body)).items()):
             if kind == "float32":
-                check_scales(path, name, tensors[name])
+                values = check_scales(path, name, tensors[name])
+                if name.endswith(INPUT_SCALE):
+                    _check_calibrated(manifest, name.removesuffix(INPUT_SCALE), values)
     return linears
 
 
@@ -85,8 +88,8 @@ def _described(tensor: StoredTensor | None) -> str:
 _LARGEST_SCALE = np.finfo(np.float32).max / 448  # 448 is the largest E4M3 value
 
 
-def check_scales(path: Path, name: str, tensor: StoredTensor) -> None:
-    """`ArtifactError` unless every scale is positive, and finite times the largest E4M3 value."""
+def check_scales(path: Path, name: str, tensor: StoredTensor) -> NDArray[np.float32]:
+    """The scales; `ArtifactError` unless each is positive, and finite times the largest E4M3."""
     with open_regular(path.resolve()) as descriptor:
         data = read_exactly(descriptor, tensor.nbytes, tensor.offset, path)
     values = np.frombuffer(data, "<f4")
@@ -98,5 +101,19 @@ def check_scales(path: Path, name: str, tensor: StoredTensor) -> None:
             got=f"{float(values[np.argmin(good)])} at {[int(index) for index in place]}; "
             f"{int((~good).sum())} of {math.prod(tensor.shape)} are wrong",
             expected="positive, finite scales: zeros have 1",
+            fix=_FIX,
+        )
+    return values
+
+
+def _check_calibrated(manifest: Manifest, linear: str, scale: NDArray[np.float32]) -> None:
+    """A static scale is what the manifest's calibration measured, over 448."""
+    facts = manifest.body["fp8"]["facts"].get(linear)
+    amax = facts.get("input_amax") if isinstance(facts, dict) else None
+    if not isinstance(amax, float) or np.float32(amax) / np.float32(448) != scale.item():
+        raise ArtifactError(
+            f"the input scale of {linear} is not that of the calibration",
+            got=f"{scale.item()!r}, largest magnitude {amax!r}",
+            expected="the largest magnitude / 448",
             fix=_FIX,
         )

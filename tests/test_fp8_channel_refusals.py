@@ -64,13 +64,14 @@ def test_options_without_a_calibration_or_for_the_wrong_engine_are_refused() -> 
 def channel_directory(out: Path, change: Any = None, kind: Any = "engine") -> Path:
     """A per-channel directory without graphs, its tensors changed and its hashes right."""
     with publish_directory(out) as directory:
-        write(directory / WEIGHTS)
+        _, _, scales, _ = write(directory / WEIGHTS)
         (directory / f"{WEIGHTS}.in").unlink()
+        facts = {name: {"input_amax": 448 * scale} for name, scale in scales.items()}
         if change is not None:
             tensors = load_file(directory / WEIGHTS)
             change(tensors)
             save_file(tensors, directory / WEIGHTS)
-        section = fp8_section(CHANNEL, select_linears(CONFIG, CHANNEL), {}, FACTS)
+        section = fp8_section(CHANNEL, select_linears(CONFIG, CHANNEL), facts, FACTS)
         model = {"model": CONFIG.to_json(), "engine": "onnxruntime", "dtype": "bfloat16"}
         write_manifest(directory, kind, {**model, "fp8": section})
     return out
@@ -100,6 +101,18 @@ def test_scales_that_cannot_be_are_refused(tmp_path: Path, part: str, value: flo
     with pytest.raises(ArtifactError, match="holds a scale"):
         build_engine(bundle, tmp_path / "out", BuildOptions(engine="onnxruntime"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [1e-30, 1e30, 0.5])
+def test_an_input_scale_of_another_calibration_is_refused(tmp_path: Path, value: float) -> None:
+    """It would give wrong tokens and no other sign."""
+
+    def change(tensors: dict[str, Any]) -> None:
+        tensors["layers.2.down.input_scale"].fill_(value)
+
+    manifest = load_manifest(channel_directory(tmp_path / "bad", change))
+    with pytest.raises(ArtifactError, match=r"layers\.2\.down is not that of the calibration"):
+        load_engine(manifest)
 
 
 Tensors = dict[str, torch.Tensor]
