@@ -23,21 +23,37 @@ class Change:
     ratio: float
 
 
-def compare(old: Path, report: Mapping[str, object]) -> list[Change]:
+@dataclass(frozen=True)
+class SavedReport:
+    """A report that `--save-result` wrote."""
+
+    name: str
+    fields: Mapping[str, object]
+
+    def check(self, field: str, value: object) -> None:
+        """Raise `InvalidRequestError` if it was measured on another engine or workload."""
+        if _comparable(self.fields.get(field)) != _comparable(value):
+            raise InvalidRequestError(
+                f"{self.name} was measured on another {field}",
+                got=self.fields.get(field),
+                expected=value,
+                fix="compare reports of the same command",
+            )
+
+
+def read_saved(path: Path) -> SavedReport:
+    """Raises `ArtifactError` if the file cannot be read or is no JSON object."""
+    return SavedReport(path.name, read_object(path))
+
+
+def compare(old: SavedReport, report: Mapping[str, object]) -> list[Change]:
     """The timings of a saved report beside those of a new one.
 
     Raises `InvalidRequestError` if they do not time the same workload.
     """
-    before = read_object(old)
     for field in ("engine", "workload"):
-        if _comparable(before.get(field)) != _comparable(report.get(field)):
-            raise InvalidRequestError(
-                f"{old.name} was measured on another {field}",
-                got=before.get(field),
-                expected=report.get(field),
-                fix="compare reports of the same command",
-            )
-    numbers = dict(_numbers(before.get(_COMPARED), ""))
+        old.check(field, report.get(field))
+    numbers = dict(_numbers(old.fields.get(_COMPARED), ""))
     return [
         Change(name, numbers[name], new, new / numbers[name])
         for name, new in _numbers(report.get(_COMPARED), "")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from lacache_trt.errors import InvalidRequestError
-from lacache_trt.validation import Interval, check_integer
+from lacache_trt.generation import Cache
+from lacache_trt.validation import Interval, check_choice, check_integer
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class BenchSettings:
         check_integer("warmup", self.warmup, Interval(0, 1000))
         if not self.cache_names:
             raise InvalidRequestError("no cache to measure", expected="for example none,exact")
+        for name in self.cache_names:
+            check_choice("cache", name, get_args(Cache))
 
     @property
     def cache_names(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from lacache_trt.batch import Batch
 from lacache_trt.bench import machine_facts, random_prompts, workload_facts
 from lacache_trt.bench_report import BenchSettings, GraphTiming, StepReport
 from lacache_trt.decoding.registry import build_policy
+from lacache_trt.decoding.rows import check_prompt
 from lacache_trt.engines.base import Session
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.progress import Progress, SilentProgress
@@ -70,7 +71,10 @@ def bench_steps(
     calls = CALLS_PER_REPEAT * settings.repeats
     with Runtime.load(directory) as runtime:
         engine = runtime.engine
-        prompts = [tuple(prompt) for prompt in random_prompts(engine.config, settings)]
+        prompts = [
+            check_prompt(prompt, engine.config, config.gen_length)
+            for prompt in random_prompts(engine.config, settings)
+        ]
         batch = Batch(prompts, config, engine.config, build_policy(config))
         session = engine.session()
         progress.start("steps", settings.warmup + calls)

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import matplotlib
 
-from lacache_trt.errors import InvalidRequestError
+from lacache_trt.output_file import check_picture_file
 from lacache_trt.policy_grid import BASE, CaseResult, GridReport
 
 _SHAPES = {"none": "s", "exact": "o", "prefix": "^", "dual": "D"}
 
 
 def draw(report: GridReport, path: Path) -> None:
-    """Write the picture; `InvalidRequestError` for another suffix."""
-    if path.suffix.lower() != ".png":
-        raise InvalidRequestError("the picture is a PNG", got=path.name, expected="a name in .png")
+    """Write the PNG; its errors are those of `check_picture_file`."""
+    check_picture_file(path)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -12,6 +12,10 @@ from lacache_trt.strict_json import read_bounded
 
 Prompt = str | list[int]
 MAX_BYTES = 2**30
+_LINES = 'a JSON line for each prompt: a string, token ids, or {"prompt": ...}'
+_MAKE = 'write one line a prompt into a text file, such as "What is 12 + 30?", quotes included'
+_ONE = 'a string, a list of token ids, or {"prompt": ...}'
+_BOM = "\ufeff"
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,22 @@ def read_prompt_file(path: Path) -> PromptFile:
     Raises:
         InvalidRequestError: it cannot be read, holds no prompt, or a line is not one; says which.
     """
-    data = read_bounded(path, MAX_BYTES, failure=InvalidRequestError, follow_link=True)
+    data = read_bounded(
+        path,
+        MAX_BYTES,
+        failure=InvalidRequestError,
+        follow_link=True,
+        expected=f"a text file with {_LINES}",
+        fix=_MAKE,
+    )
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"{path.name} is not UTF-8 text",
             got=str(error),
-            expected="a JSON line for each prompt",
-            fix="convert the file to UTF-8",
+            expected=_LINES,
+            fix="save the file as UTF-8",
         ) from error
     places = [f"line {number} of {path.name}" for number in range(1, len(lines) + 1)]
     found = {place: line for place, line in zip(places, lines, strict=True) if line.strip()}
@@ -51,8 +62,8 @@ def read_prompt_file(path: Path) -> PromptFile:
         raise InvalidRequestError(
             f"{path.name} holds no prompt",
             got="an empty file" if not data else "empty lines only",
-            expected='a JSON line for each prompt: a string, token ids, or {"prompt": ...}',
-            fix="write prompts like those of the model's use into it",
+            expected=_LINES,
+            fix=_MAKE,
         )
     prompts = tuple(parse_prompt(line, place) for place, line in found.items())
     return PromptFile(prompts, tuple(found), hashlib.sha256(data).hexdigest())
@@ -63,7 +74,14 @@ def parse_prompt(text: str, place: str) -> Prompt:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{place} is not JSON", got=f"{text[:80]!r}: {error}") from error
+        raise InvalidRequestError(
+            f"{place} is not JSON",
+            got=f"{text[:80]!r}: {error}",
+            expected=_ONE,
+            fix="save the file as UTF-8 without a byte order mark (BOM)"
+            if text.startswith(_BOM)
+            else 'put text in double quotes: "What is 12 + 30?"',
+        ) from error
     if isinstance(value, dict):
         value = value.get("prompt")
     if isinstance(value, str):
@@ -73,5 +91,6 @@ def parse_prompt(text: str, place: str) -> Prompt:
     raise InvalidRequestError(
         f"{place} holds no prompt",
         got=repr(text[:80]),
-        expected='a string, a list of token ids, or {"prompt": ...}',
+        expected=_ONE,
+        fix='write a string or token ids, under the key "prompt" if it is an object',
     )

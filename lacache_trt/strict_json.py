@@ -38,8 +38,10 @@ def read_bounded(
     *,
     failure: Failure = ArtifactError,
     follow_link: bool = False,
+    expected: str = "a JSON file",
+    fix: str = "put the file back that belongs there",
 ) -> bytes:
-    """Bytes of a regular file of at most `max_bytes`."""
+    """Bytes of a regular file of at most `max_bytes`; the texts are for what is no such file."""
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow_link else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -54,10 +56,10 @@ def read_bounded(
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise failure(
-            f"{path.name} is not a regular file",
-            got=str(path),
-            expected="a JSON file",
-            fix="put the file back that belongs there",
+            f"{path.name or path} is not a regular file",
+            got=_kind(path, status.st_mode),
+            expected=expected,
+            fix=fix,
         )
     with os.fdopen(descriptor, "rb") as file:
         if status.st_size > max_bytes:
@@ -68,6 +70,11 @@ def read_bounded(
                 fix="check that the file is what its name says",
             )
         return file.read(max_bytes + 1)
+
+
+def _kind(path: Path, mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe"}
+    return f"{path}, {kinds.get(stat.S_IFMT(mode), 'a device or a socket')}"
 
 
 def parse_object(data: bytes, name: str, *, failure: Failure = ArtifactError) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from built import Built
 
-from lacache_trt.bench_compare import compare
+from lacache_trt.artifacts import load_manifest
+from lacache_trt.bench_compare import compare, read_saved
 from lacache_trt.bench_report import BenchSettings
 from lacache_trt.bench_steps import CALLS_PER_REPEAT, bench_steps
-from lacache_trt.errors import ArtifactError, InvalidRequestError
+from lacache_trt.errors import ArtifactError, CapacityError, InvalidRequestError
 from lacache_trt.generation import GenerationConfig
 
 CONFIG = GenerationConfig(gen_length=16, block_length=8, steps=4)
@@ -31,9 +32,21 @@ def test_steps_of_an_engine_without_device_times(models: Callable[[str], Built])
     assert CALLS_PER_REPEAT >= 5
 
 
-def _bytes_per_token(built: Built) -> int:
-    from lacache_trt.artifacts import load_manifest
+def test_steps_on_a_canvas_that_the_model_has_not(models: Callable[[str], Built]) -> None:
+    built = models("llada")
+    longest = load_manifest(built.engine).model.max_length
+    too_long = replace(SETTINGS, prompt_length=longest - CONFIG.gen_length + 1)
+    with pytest.raises(CapacityError, match=f"at most {longest} together"):
+        bench_steps(built.engine, too_long, CONFIG)
 
+
+def test_unknown_caches_are_refused_by_every_benchmark() -> None:
+    with pytest.raises(InvalidRequestError, match="unknown cache") as caught:
+        BenchSettings(caches="none,exat")
+    assert "'exact'" in str(caught.value.fix)
+
+
+def _bytes_per_token(built: Built) -> int:
     return load_manifest(built.engine).model.cache_bytes_per_token(4)
 
 
@@ -47,15 +60,16 @@ def test_changes_are_named_by_what_was_timed(
     )
     old = tmp_path / "old.json"
     old.write_text(json.dumps(asdict(halved)))
-    changes = {change.name: change for change in compare(old, asdict(report))}
+    saved = read_saved(old)
+    changes = {change.name: change for change in compare(saved, asdict(report))}
     assert changes["reuse.wall_ms"].ratio == pytest.approx(2)
     assert changes["reuse.wall_ms_p95"].ratio == pytest.approx(1)
     assert "reuse.device_ms" not in changes
     more = asdict(replace(report, workload={**report.workload, "repeats": 9}))
-    assert len(compare(old, more)) == len(changes)
+    assert len(compare(saved, more)) == len(changes)
     other = asdict(replace(report, workload={**report.workload, "batch": 3}))
     with pytest.raises(InvalidRequestError, match="another workload"):
-        compare(old, other)
+        compare(saved, other)
     old.write_text("[]")
     with pytest.raises(ArtifactError):
-        compare(old, asdict(report))
+        read_saved(old)

@@ -13,6 +13,7 @@ import numpy as np
 import tensorrt_bindings as trt
 import torch
 
+from lacache_trt.engines.tensorrt.interrupts import Interrupts
 from lacache_trt.engines.tensorrt.logger import new_logger
 from lacache_trt.engines.tensorrt.monitor import new_monitor
 from lacache_trt.plugins.library import load_library
@@ -24,7 +25,7 @@ from lacache_trt.progress import SilentProgress
 def main(library: Path) -> None:
     """Print `ok` at the end."""
     new_logger(trt)
-    new_monitor(trt, SilentProgress(), "fill")
+    new_monitor(trt, SilentProgress(), "fill", Interrupts())
     registry = trt.get_plugin_registry()
     load_library(registry, library)
     load_library(registry, library)

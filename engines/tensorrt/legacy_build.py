@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lacache_trt.contract import GraphSpec, TensorSpec
+from lacache_trt.engines.tensorrt.interrupts import Interrupts, interrupts_kept
 from lacache_trt.engines.tensorrt.layout import TYPES, with_weights
 from lacache_trt.engines.tensorrt.legacy_api import LegacyRegistry
 from lacache_trt.engines.tensorrt.legacy_graph import LoweredGraph
@@ -71,7 +72,19 @@ def build_legacy_plan(
         EngineError: the parser or the builder failed; the error holds TensorRT's last messages.
         VerificationError: the parsed network is not what the contract says.
     """
-    trt, logger = target.trt, new_logger(target.trt)
+    with interrupts_kept() as interrupts:  # TensorRT's objects end inside, as they may log
+        return _build(target, graph, path, spec, sizes, interrupts)
+
+
+def _build(
+    target: LegacyTarget,
+    graph: LoweredGraph,
+    path: Path,
+    spec: GraphSpec,
+    sizes: Mapping[str, int],
+    interrupts: Interrupts,
+) -> Any:
+    trt, logger = target.trt, new_logger(target.trt, interrupts)
     load_library(LegacyRegistry(trt.get_plugin_registry()), target.library)
     builder = _builder(trt, logger)
     explicit_batch = 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
@@ -86,7 +99,9 @@ def build_legacy_plan(
     constrain(trt, network, graph.types)
     config = configure(target, builder, graph)
     cache = use_timing_cache(target, config)
-    plan = builder.build_serialized_network(network, config)
+    interrupts.check()
+    plan = builder.build_serialized_network(network, config)  # 8.5 cannot be cancelled in it
+    interrupts.check()
     _checked(plan, f"TensorRT could not build the graph {spec.name!r}", logger)
     if target.timing_cache is not None:
         _write_whole(target.timing_cache, bytes(cache.serialize()))

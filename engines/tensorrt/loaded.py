@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lacache_trt.contract import GraphSpec, TensorSpec
+from lacache_trt.engines.tensorrt.interrupts import interrupts_kept
 from lacache_trt.engines.tensorrt.layout import TYPES
 from lacache_trt.errors import ArtifactError, EngineError
 
@@ -44,7 +45,8 @@ class LoadedPlan:
     def context(self, trt: Any, logger: Any) -> Any:
         """A new execution context; the caller gives it memory."""
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = self.engine.create_execution_context(strategy)
+        with interrupts_kept():
+            context = self.engine.create_execution_context(strategy)
         if context is None:
             raise engine_error(f"TensorRT gives no context for {self.spec.name!r}", logger)
         return context
@@ -65,7 +67,11 @@ def open_plan(
         EngineError: TensorRT refuses it; the error holds TensorRT's last messages.
         ArtifactError: its tensors or profiles are not those of the manifest.
     """
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        interrupts_kept(),
+    ):
         engine = runtime.deserialize_cuda_engine(data)
     if engine is None:
         raise engine_error(f"TensorRT cannot open {path.name}", logger, fix=_REBUILD)

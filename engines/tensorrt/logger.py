@@ -6,12 +6,17 @@ import logging
 from collections import deque
 from typing import Any
 
+from lacache_trt.engines.tensorrt.interrupts import Interrupts
+
 _KEPT = 12
 _LOG = logging.getLogger("lacache_trt.tensorrt")
 
 
-def new_logger(trt: Any) -> Any:
-    """A logger for `trt` with a method `last_errors`; everything goes to Python's logging too."""
+def new_logger(trt: Any, interrupts: Interrupts | None = None) -> Any:
+    """A logger for `trt` with a method `last_errors`; everything goes to Python's logging too.
+
+    What Python's logging raises is kept in `interrupts`, if they are given.
+    """
     levels = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,
         trt.ILogger.ERROR: logging.ERROR,
@@ -33,7 +38,12 @@ def new_logger(trt: Any) -> Any:
             if level >= logging.ERROR:
                 self._errors.append(message)
                 level = logging.INFO  # a typed exception follows and carries the message
-            _LOG.log(level, "%s", message)
+            try:
+                _LOG.log(level, "%s", message)
+            except BaseException as error:  # the bindings would print and drop it
+                if interrupts is None:
+                    raise
+                interrupts.keep(error)
 
         def last_errors(self) -> str:
             """The last error messages, oldest first; empty if there were none."""

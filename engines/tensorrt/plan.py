@@ -10,6 +10,7 @@ from typing import Any
 from lacache_trt.contract import GraphSpec, TensorSpec
 from lacache_trt.engines.tensorrt.bindings import RTX
 from lacache_trt.engines.tensorrt.graphs import prepare_graph
+from lacache_trt.engines.tensorrt.interrupts import Interrupts, interrupts_kept
 from lacache_trt.engines.tensorrt.layout import TYPES
 from lacache_trt.engines.tensorrt.logger import new_logger
 from lacache_trt.engines.tensorrt.monitor import new_monitor
@@ -53,21 +54,38 @@ def build_plan(
         EngineError: the parser or the builder failed; the error holds TensorRT's last messages.
         VerificationError: the parsed network is not what the contract says.
     """
-    trt, logger = target.trt, new_logger(target.trt)
+    plugin_sm = target.sm if target.library is not None else None
+    data = prepare_graph(path, plugin_sm, target.share_weights)
+    with interrupts_kept() as interrupts:  # TensorRT's objects end inside, as they may log
+        return _build(target, data, path, spec, profiles, progress, interrupts)
+
+
+def _build(
+    target: Target,
+    data: bytes,
+    path: Path,
+    spec: GraphSpec,
+    profiles: Sequence[Profile],
+    progress: Progress,
+    interrupts: Interrupts,
+) -> Any:
+    trt, logger = target.trt, new_logger(target.trt, interrupts)
     builder = _checked(trt.Builder(logger), "TensorRT gives no builder", logger)
     if target.library is not None:
         load_library(builder.get_plugin_registry(), target.library)
     network = builder.create_network(_network_flags(trt))
-    _parse(trt, network, logger, path, target)
+    _parse(trt, network, logger, data, path)
     check_network(trt, network, spec)
     config = builder.create_builder_config()
     _set_target(trt, config, target)
     _add_profiles(builder, config, spec, profiles)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    monitor = new_monitor(trt, progress, path.stem)
+    monitor = new_monitor(trt, progress, path.stem, interrupts)
     config.progress_monitor = monitor
     cache = _use_timing_cache(config, target)
+    interrupts.check()
     plan = builder.build_serialized_network(network, config)
+    interrupts.check()
     _checked(plan, f"TensorRT could not build the graph {spec.name!r}", logger)
     _save_timing_cache(cache, target)
     return plan
@@ -113,10 +131,8 @@ def _network_flags(trt: Any) -> int:
     return 0 if strongly_typed is None else 1 << int(strongly_typed)
 
 
-def _parse(trt: Any, network: Any, logger: Any, path: Path, target: Target) -> None:
+def _parse(trt: Any, network: Any, logger: Any, data: bytes, path: Path) -> None:
     parser = trt.OnnxParser(network, logger)
-    plugin_sm = target.sm if target.library is not None else None
-    data = prepare_graph(path, plugin_sm, target.share_weights)
     # The path tells the parser where the external weights lie.
     if not parser.parse(data, str(path)):
         errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]

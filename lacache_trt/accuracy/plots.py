@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 
 from lacache_trt.accuracy.activations import Atlas
 from lacache_trt.accuracy.models import FFN
-from lacache_trt.errors import InvalidRequestError
+from lacache_trt.output_file import check_picture_file
 from lacache_trt.plugins.fp8 import GROUP
 
 _LEAST = 1e-6
 
 
 def draw(atlas: Atlas, path: Path) -> None:
-    """Write the PNG; `InvalidRequestError` for another suffix."""
-    if path.suffix.lower() != ".png":
-        raise InvalidRequestError("the picture is a PNG", got=path.name, expected="a name in .png")
+    """Write the PNG; its errors are those of `check_picture_file`."""
+    check_picture_file(path)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from lacache_trt.generation import GenerationConfig
 from lacache_trt.progress import Progress
 
 if TYPE_CHECKING:
-    from lacache_trt.bench_compare import Change
+    from lacache_trt.bench_compare import Change, SavedReport
 
 Report = BenchReport | StepReport | KernelReport
 
@@ -43,7 +44,8 @@ def generate(
     """Measure whole generations: ms per denoising step for each cache, fills counted."""
     from lacache_trt.bench import bench_engine
 
-    _measure(output, partial(bench_engine, engines, workload, config), save_result, compare)
+    files = _Files.checked(save_result, compare, workload, config)
+    _measure(output, partial(bench_engine, engines, workload, config), files)
 
 
 @verb
@@ -58,7 +60,8 @@ def step(
     """Measure fill, reuse and plain one by one."""
     from lacache_trt.bench_steps import bench_steps
 
-    _measure(output, partial(bench_steps, engines, workload, config), save_result, compare)
+    files = _Files.checked(save_result, compare, workload, config)
+    _measure(output, partial(bench_steps, engines, workload, config), files)
 
 
 @verb
@@ -73,30 +76,56 @@ def kernels(
     """Measure what a CUDA engine launches."""
     from lacache_trt.engines.cuda.kernel_times import bench_kernels
 
-    _measure(output, partial(bench_kernels, engines, workload, config), save_result, compare)
+    files = _Files.checked(save_result, compare, workload, config)
+    _measure(output, partial(bench_kernels, engines, workload, config), files)
 
 
-def _measure(
-    output: Output,
-    measurement: Callable[[Progress], Report],
-    save_result: Path | None,
-    compare: Path | None,
-) -> None:
+@dataclass(frozen=True)
+class _Files:
+    """Where the report goes and what it is compared with."""
+
+    result: Path | None
+    saved: SavedReport | None
+
+    @classmethod
+    def checked(
+        cls,
+        save_result: Path | None,
+        compare: Path | None,
+        workload: BenchSettings,
+        config: GenerationConfig,
+    ) -> _Files:
+        """Raise for what can be known before a measurement, which would be lost after it."""
+        from lacache_trt.bench import workload_facts
+        from lacache_trt.bench_compare import read_saved
+        from lacache_trt.output_file import check_output_file
+
+        if save_result is not None:
+            check_output_file(save_result, "the report")
+        if compare is None:
+            return cls(save_result, None)
+        saved = read_saved(compare)
+        saved.check("workload", workload_facts(workload, config))
+        return cls(save_result, saved)
+
+
+def _measure(output: Output, measurement: Callable[[Progress], Report], files: _Files) -> None:
     """Every number of a report comes from one run."""
     import json
-    from dataclasses import asdict
 
     with output.progress() as progress:
         report = measurement(progress)
     data: dict[str, Any] = asdict(report)
-    changes = []
-    if compare is not None:
-        from lacache_trt.bench_compare import compare as compared
+    changes: list[Change] = []
+    try:
+        if files.saved is not None:
+            from lacache_trt.bench_compare import compare
 
-        changes = compared(compare, data)
-        data["changes"] = [asdict(change) for change in changes]
-    if save_result is not None:
-        save_result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            changes = compare(files.saved, data)
+            data["changes"] = [asdict(change) for change in changes]
+    finally:
+        if files.result is not None:
+            files.result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     output.result(data, lambda: _show(report, changes))
 
 

@@ -46,7 +46,10 @@ def accuracy(
     import json
 
     from lacache_trt.cli.packages import load_part
+    from lacache_trt.output_file import check_output_file
 
+    if save_result is not None:
+        check_output_file(save_result, "the report")
     study = load_part("lacache_trt.accuracy.study", "export")
     with output.progress() as progress:
         if engine:

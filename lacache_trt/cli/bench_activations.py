@@ -44,7 +44,12 @@ def activations(
     import json
 
     from lacache_trt.cli.packages import load_part
+    from lacache_trt.output_file import check_output_file, check_picture_file
 
+    if save_result is not None:
+        check_output_file(save_result, "the report")
+    if plot is not None:
+        check_picture_file(plot)
     draw = load_part("lacache_trt.accuracy.plots", "plots").draw if plot is not None else None
     recorder = load_part("lacache_trt.accuracy.activations", "export")
     prompts = None

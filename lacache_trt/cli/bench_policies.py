@@ -42,7 +42,12 @@ def policies(
 
     from lacache_trt.bench_policies import bench_policies
     from lacache_trt.cli.packages import load_part
+    from lacache_trt.output_file import check_output_file, check_picture_file
 
+    if save_result is not None:
+        check_output_file(save_result, "the report")
+    if plot is not None:
+        check_picture_file(plot)
     drawing = None if plot is None else load_part("lacache_trt.frontier_plot", "plots")
     with output.progress() as progress:
         report = bench_policies(engines, settings, progress)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from lacache_trt.cli.termination import Terminated, termination_raises
+from lacache_trt.cli.termination import termination_raises
 from lacache_trt.errors import LaCacheError
 from lacache_trt.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 PIPE_WIDTH = 200
 DEBUG_VARIABLE = "LACACHE_TRT_DEBUG"
@@ -76,25 +76,36 @@ def console() -> Console:
 
 def guarded(output: Output, action: Callable[[], None]) -> None:
     """Run a verb; every failure that can be expected becomes a message and an exit code."""
-    try:
-        with termination_raises():
+    with termination_raises() as received:
+        try:
             action()
             sys.stdout.flush()
-    except LaCacheError as error:
+            received.ignore_more()
+        except BaseException as error:
+            received.ignore_more()
+            # After a signal any error may be what native code made of it.
+            if received.first is not None:
+                _stop(output, received.first)
+            _report(output, error)
+
+
+def _report(output: Output, error: BaseException) -> NoReturn:
+    if isinstance(error, LaCacheError):
         _fail(output, error)
-    except KeyboardInterrupt:
-        _stop(output, "interrupted", INTERRUPTED)
-    except Terminated as end:
-        _stop(output, f"stopped by {end.name}", end.exit_code)
-    except BrokenPipeError:
+    if isinstance(error, KeyboardInterrupt):
+        _stop(output, signal.SIGINT)
+    if isinstance(error, BrokenPipeError):
         # Whoever read our output has seen enough; the interpreter must not flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
-    except OSError as error:
+    if isinstance(error, OSError):
         _fail(output, LaCacheError("the system refused", got=str(error)), error)
+    raise error
 
 
-def _stop(output: Output, what: str, exit_code: int) -> NoReturn:
+def _stop(output: Output, number: signal.Signals) -> NoReturn:
+    what = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
+    exit_code = 128 + number
     print_error_json(output, LaCacheError(what), exit_code)
     print(f"{what}; partial output was discarded", file=sys.stderr)
     raise typer.Exit(exit_code) from None

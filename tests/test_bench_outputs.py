@@ -1,0 +1,125 @@
+"""What `bench` writes and compares with is checked before anything is measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from lacache_trt.bench import workload_facts
+from lacache_trt.bench_report import BenchReport, BenchSettings
+from lacache_trt.cli.main import app
+from lacache_trt.generation import GenerationConfig
+
+DECODING = ("--gen-length", 8, "--block-length", 4, "--steps", 4)
+CONFIG = GenerationConfig(gen_length=8, block_length=4, steps=4)
+MEASURED = "measured after all"
+VERBS: dict[str, tuple[object, ...]] = {
+    "generate": ("engine", *DECODING),
+    "step": ("engine", *DECODING),
+    "kernels": ("engine", *DECODING),
+    "policies": ("engine",),
+    "accuracy": (),
+    "activations": (),
+}
+PLOTS = ("policies", "activations")
+
+
+@pytest.fixture(autouse=True)
+def measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every measurement ends the test that gets to it."""
+
+    def measure(*_: Any, **__: Any) -> None:
+        raise RuntimeError(MEASURED)
+
+    for name in (
+        "bench.bench_engine",
+        "bench_steps.bench_steps",
+        "engines.cuda.kernel_times.bench_kernels",
+        "bench_policies.bench_policies",
+        "accuracy.study.compare_schemes",
+        "accuracy.activations.record",
+    ):
+        monkeypatch.setattr(f"lacache_trt.{name}", measure)
+
+
+def invoke(verb: str, *flags: object) -> Result:
+    arguments = ("bench", verb, *VERBS[verb], *flags, "--json")
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def error(result: Result) -> dict[str, str]:
+    assert MEASURED not in str(result.exception)
+    found: dict[str, str] = json.loads(result.stdout)["error"]
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_result_file_that_cannot_be_written_is_refused_first(verb: str, tmp_path: Path) -> None:
+    assert MEASURED in str(invoke(verb, "--save-result", tmp_path / "r.json").exception)
+    found = error(invoke(verb, "--save-result", tmp_path / "none" / "r.json"))
+    assert (found["type"], found["what"]) == (
+        "OutputError",
+        "the report has no folder to be written to",
+    )
+    assert found["fix"] == f"create {tmp_path / 'none'} first"
+    for folder in (tmp_path, ""):
+        found = error(invoke(verb, "--save-result", folder))
+        assert (found["type"], found["what"]) == (
+            "OutputError",
+            "the report is to be written to a folder",
+        )
+        assert found["expected"]
+        assert found["fix"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", PLOTS)
+def test_a_picture_that_cannot_be_drawn_is_refused_first(verb: str, tmp_path: Path) -> None:
+    assert error(invoke(verb, "--plot", tmp_path / "none" / "p.png"))["type"] == "OutputError"
+    (tmp_path / "folder.png").mkdir()
+    assert error(invoke(verb, "--plot", tmp_path / "folder.png"))["type"] == "OutputError"
+    found = error(invoke(verb, "--plot", tmp_path / "p.gif"))
+    assert (found["type"], found["what"]) == ("InvalidRequestError", "the picture is a PNG")
+    assert found["fix"] == f"name it {tmp_path / 'p.png'}"
+
+
+def test_a_file_that_may_not_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tests may run as root, who may write everywhere: refuse in the same words.
+    monkeypatch.setattr("lacache_trt.output_file.os.access", lambda path, mode: False)
+    found = error(invoke("accuracy", "--save-result", tmp_path / "r.json"))
+    assert (found["type"], found["what"]) == ("OutputError", "no permission to write the report")
+
+
+@pytest.mark.parametrize("verb", ["generate", "step", "kernels"])
+def test_what_is_compared_with_is_read_first(verb: str, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    assert error(invoke(verb, "--compare", old))["what"] == "cannot read old.json"
+    old.write_text("[]")
+    assert error(invoke(verb, "--compare", old))["what"] == "old.json is not a JSON object"
+    facts = workload_facts(BenchSettings(repeats=9), CONFIG)
+    old.write_text(json.dumps({"workload": facts}))
+    assert MEASURED in str(invoke(verb, "--compare", old).exception)
+    old.write_text(json.dumps({"workload": {**facts, "batch": 99}}))
+    found = error(invoke(verb, "--compare", old))
+    assert found["what"] == "old.json was measured on another workload"
+
+
+def test_a_result_that_does_not_compare_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which engine it is shows only when it is open."""
+    facts = workload_facts(BenchSettings(), CONFIG)
+    report = BenchReport("cuda", "device", "1", {}, facts, (), ())
+    monkeypatch.setattr("lacache_trt.bench.bench_engine", lambda *_: report)
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text(json.dumps(asdict(replace(report, engine="onnxruntime"))))
+    found = error(invoke("generate", "--compare", old, "--save-result", new))
+    assert found["what"] == "old.json was measured on another engine"
+    assert json.loads(new.read_text())["engine"] == "cuda"
