@@ -10,6 +10,7 @@ from lacache_trt.engines.registry import AUTO, ENGINES, TENSORRT_ENGINES
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.model.fp8 import Fp8Recipe
+from lacache_trt.validation import check_choice
 
 MAX_THREADS = 4096
 _TENSORRT = " and ".join(TENSORRT_ENGINES)
@@ -41,13 +42,7 @@ class BuildOptions:
     calibration: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.engine != AUTO and self.engine not in ENGINES:
-            raise InvalidRequestError(
-                "unknown engine",
-                got=self.engine,
-                expected=", ".join((AUTO, *ENGINES)),
-                fix="choose one of these",
-            )
+        check_choice("engine", self.engine, (AUTO, *ENGINES))
         if self.threads is not None and not (
             type(self.threads) is int and 0 < self.threads <= MAX_THREADS
         ):

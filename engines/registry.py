@@ -145,12 +145,12 @@ def resolve(name: str) -> EngineEntry:
             raise MissingDependencyError(
                 f"the {name} engine needs an NVIDIA GPU and packages that are not installed",
                 got=f"{no_gpu}; {lacking}",
-                fix=f"on a machine with a GPU: {entry.install}; here choose {_choices(name)}",
+                fix=f"on a machine with a GPU: {entry.install}{_or_choose(name, '; here')}",
             )
         raise MissingDependencyError(
             f"the {name} engine needs packages that are not installed",
             got=lacking,
-            fix=f"{entry.install}, or choose {_choices(name)}",
+            fix=f"{entry.install}{_or_choose(name)}",
         )
     return entry
 
@@ -179,12 +179,30 @@ def resolve_for_build(name: str, sm: int | None = None) -> EngineEntry:
         raise MissingDependencyError(
             f"the {name} engine cannot be built for this machine",
             got=problem,
-            fix=f"name the target GPU: --engine {name} --sm 89, or choose {_choices(name)}"
+            fix=f"name the target GPU: --engine {name} --sm 89{_or_choose(name)}"
             if entry.cross_builds
-            else "build on the machine with the GPU; for an L40S or RTX GPU without one: "
-            f"--engine tensorrt-rtx --sm 89; or choose {_choices(name)}",
+            else f"build on the machine with the GPU{_for_another_gpu(sm)}{_or_choose(name)}",
         )
     return entry
+
+
+def require_legacy(version: str) -> None:
+    """Raise `MissingDependencyError` unless the legacy TensorRT is the one that is installed.
+
+    Args:
+        version: major and minor, as `--trt-version` names it.
+    """
+    entry = ENGINES["tensorrt"]
+    problem = "tensorrt is not installed" if entry.missing() else entry.load_problem()
+    if problem is None:
+        if entry.version().startswith(f"{version}."):
+            return
+        problem = f"tensorrt {entry.version()}"
+    raise MissingDependencyError(
+        f"--trt-version {version} needs TensorRT {version}",
+        got=problem,
+        fix=f"pip install tensorrt=={version}.3.1 (Python 3.10), or leave --trt-version out",
+    )
 
 
 def _require_loads(entry: EngineEntry) -> None:
@@ -193,8 +211,8 @@ def _require_loads(entry: EngineEntry) -> None:
         raise MissingDependencyError(
             f"the {entry.name} engine cannot be used here",
             got=problem,
-            fix=f"reinstall it together with its libraries: {entry.install}; "
-            f"or choose {_choices(entry.name)}",
+            fix=f"reinstall it together with its libraries: {entry.install}"
+            f"{_or_choose(entry.name, '; or')}",
         )
 
 
@@ -206,12 +224,11 @@ def _automatic(sm: int | None) -> EngineEntry:
         if problem is None:
             return entry
         problems.append(f"{name}: {problem}")
-    named = f"--engine tensorrt-rtx --sm {sm or 89} (for another machine's L40S or RTX GPU)"
     install = f"{ENGINES['tensorrt'].install} on a machine with an NVIDIA GPU and its driver"
     raise MissingDependencyError(
         "--engine auto builds for TensorRT, or else for TensorRT-RTX, and neither can be used here",
         got="; ".join(problems),
-        fix=f"{install}, or choose {named}, {_choices(*TENSORRT_ENGINES)}",
+        fix=f"{install}{_for_another_gpu(sm)}{_or_choose('tensorrt')}",
     )
 
 
@@ -223,8 +240,25 @@ def _problem(entry: EngineEntry) -> str | None:
     return entry.gpu_problem() or entry.load_problem() or entry.age_problem(entry.version())
 
 
-def _choices(*without: str) -> str:
-    return "--engine " + " or ".join(name for name in ENGINES if name not in without)
+def _for_another_gpu(sm: int | None) -> str:
+    """`; ...` with the build for a GPU that is not there, if its package is."""
+    entry = ENGINES["tensorrt-rtx"]
+    if entry.missing() or (sm is not None and sm not in entry.sms):
+        return ""
+    return f"; for another machine's L40S or RTX GPU: --engine {entry.name} --sm {sm or 89}"
+
+
+def _or_choose(name: str, joint: str = ", or") -> str:
+    """`, or choose --engine ...` with the other engines that this machine can use, if any."""
+    usable = [entry.name for entry in _ENTRIES if entry.name != name and _usable(entry)]
+    return f"{joint} choose --engine {' or '.join(usable)}" if usable else ""
+
+
+def _usable(entry: EngineEntry) -> bool:
+    """Whether an engine can be built and run here, by the same rules as `doctor`."""
+    if entry.name in TENSORRT_ENGINES:
+        return _problem(entry) is None and not entry.missing_to_run()
+    return not entry.missing() and entry.gpu_problem() is None
 
 
 def _missing(packages: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:

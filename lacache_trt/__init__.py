@@ -6,6 +6,7 @@ Importing this package loads neither torch nor onnx nor an engine; names resolve
 from __future__ import annotations
 
 from importlib import import_module
+from os.path import dirname, isdir, join
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from lacache_trt.runtime import Runtime as Runtime
 
 __version__ = "0.1.0"
+
+# Python that runs in a checkout finds this folder before what is installed. The subpackages
+# export, engines and plugins, which an installation puts inside of it, stand beside it there.
+if not isdir(join(__path__[0], "engines")) and isdir(join(dirname(__path__[0]), "engines")):
+    __path__.append(dirname(__path__[0]))
 
 _HOMES = {
     "GenerationConfig": "lacache_trt.generation",

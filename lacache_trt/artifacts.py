@@ -205,7 +205,7 @@ def _wrong_schema(found: object, writer: object) -> ArtifactError:
 
 def _wrong_kind(directory: Path, found: Kind, wanted: Kind) -> ArtifactError:
     fix = (
-        f"build an engine from it: lacache-trt build {directory} ENGINES"
+        f"build an engine from it: lacache-trt build {directory} ENGINE"
         if wanted == "engine"
         else "name the bundle that the engine was built from"
     )
@@ -229,8 +229,8 @@ def _not_an_artifact(directory: Path, kind: Kind | None) -> ArtifactError:
             fix=f"export it first: lacache-trt export {directory} BUNDLE",
         )
     return ArtifactError(
-        f"{directory} is not complete",
-        got=f"no {MANIFEST_NAME}",
+        f"{directory} holds no {MANIFEST_NAME}",
+        got="a folder that lacache-trt did not write, or a part of one",
         expected=f"{wanted} directory",
         fix="write it with `lacache-trt export` or `lacache-trt build`",
     )

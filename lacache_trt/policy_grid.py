@@ -77,7 +77,7 @@ class GridSettings:
                     f"{name} names something that the grid does not have",
                     got=", ".join(unknown) or "nothing",
                     expected="some of " + ", ".join(known),
-                    fix=f"change {name}",
+                    fix=f"leave out {', '.join(unknown)}" if unknown else f"--{name} {known[0]}",
                 )
 
     def names(self, field: str) -> tuple[str, ...]:

@@ -141,19 +141,19 @@ def _refuse_occupied(out: Path, overwrite: bool) -> None:
         raise _output_error(error, out) from error
     if not entries:
         return
+    if MANIFEST_NAME not in entries:
+        raise OutputError(
+            "the output directory is not empty, and it is not an artefact of this toolkit",
+            got=f"{out} without {MANIFEST_NAME}",
+            expected=_EXPECTED,
+            fix="choose another directory: this one was not written by lacache-trt",
+        )
     if not overwrite:
         raise OutputError(
             "the output directory is not empty",
             got=out,
             expected=_EXPECTED,
             fix="choose another directory, or add --force (overwrite=True) to replace it",
-        )
-    if MANIFEST_NAME not in entries:
-        raise OutputError(
-            "the output directory is not an artefact of this toolkit, so it is not replaced",
-            got=f"{out} without {MANIFEST_NAME}",
-            expected="a bundle or engine directory, which alone is replaced",
-            fix="choose another directory, or empty this one yourself",
         )
 
 

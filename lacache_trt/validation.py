@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Integral, Real
 
 from lacache_trt.errors import InvalidRequestError
+
+_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
             f"unknown {name}",
             got=describe(value),
             expected="one of " + ", ".join(names),
-            fix=f"choose one of the names for {name}",
+            fix=_did_you_mean(value, names) or f"choose one of the names for {name}",
         )
     return value
 
@@ -103,5 +106,13 @@ def _outside(name: str, value: object, kind: str, interval: Interval) -> Invalid
         f"{name} is out of range",
         got=describe(value),
         expected=f"{kind}, {interval}",
-        fix=f"change {name}",
+        fix=f"set {name} to {interval}",
     )
+
+
+def _did_you_mean(value: object, names: tuple[str, ...]) -> str | None:
+    """The name that was meant, if what was typed looks like one."""
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+        return None
+    close = get_close_matches(value.lower(), names, n=1, cutoff=0.7)
+    return f"did you mean {close[0]!r}?" if close else None

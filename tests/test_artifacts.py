@@ -305,7 +305,7 @@ def test_wrong_kind_says_what_to_do(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused(tmp_path / "file", "a file")
     (tmp_path / "checkpoint").mkdir()
-    refused(tmp_path / "checkpoint", "no manifest.json")
+    refused(tmp_path / "checkpoint", "holds no manifest.json")
     (tmp_path / "checkpoint" / "config.json").touch()
     refused(tmp_path / "checkpoint", "is a checkpoint", "lacache-trt export")
 

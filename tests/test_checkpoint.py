@@ -145,8 +145,9 @@ def test_missing_things(llada: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights"):
         Checkpoint.open(llada)
     (llada / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"lacks config\.json"):
+    with pytest.raises(CheckpointError, match=r"holds no config\.json") as caught:
         Checkpoint.open(llada)
+    assert "is it a checkpoint?" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])

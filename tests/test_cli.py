@@ -210,7 +210,7 @@ def test_traceback_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_engine_auto_is_never_substituted(tmp_path: Path) -> None:
     result = invoke("build", "bundle", tmp_path / "out")
     assert result.exit_code == 3
-    assert "--engine cuda or onnxruntime" in result.stderr
+    assert "choose --engine onnxruntime" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -292,6 +292,27 @@ def test_bad_json_lines(runtime: FakeRuntime, line: str) -> None:
 def test_no_prompt(runtime: FakeRuntime) -> None:
     assert invoke("generate", "e", stdin="\n\n").exit_code == 2
     assert not runtime.calls
+
+
+def test_an_empty_answer_is_explained(runtime: FakeRuntime) -> None:
+    said = "the answer is empty: the model ended it at once; --no-empty-answer keeps it from that\n"
+    result = invoke("generate", "e", "")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "\n", said)
+    result = invoke("generate", "e", "--jsonl", "--json", stdin='""\n"a"\n""\n[1]\n')
+    assert len(json.loads(result.stdout)["results"]) == 4
+    assert result.stderr.startswith("2 of 4 answers are empty: the model ended them at once;")
+    result = invoke("generate", "e", "", "--no-empty-answer")
+    assert result.stderr == "the answer is empty\n"
+
+
+def test_an_empty_streamed_answer_is_explained(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = StepEvent(0, 0, 0, (0,), (1,), "")
+    monkeypatch.setattr(runtime, "stream", lambda *arguments, **settings: iter([event]))
+    for flags in ((), ("--json",)):
+        result = invoke("generate", "e", "hello", "--stream", *flags, *SMALL)
+        assert result.stderr.startswith("the answer is empty: ")
 
 
 def test_seeds_must_fit_the_prompts(runtime: FakeRuntime) -> None:

@@ -7,16 +7,21 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
+from sample_bundle import MODEL, write_bundle
 from typer.testing import CliRunner, Result
 
 from lacache_trt.accuracy.settings import AccuracySettings, ActivationSettings
+from lacache_trt.artifacts import write_manifest
 from lacache_trt.bench_report import BenchSettings
 from lacache_trt.cli.flags import FlagGroup
 from lacache_trt.cli.main import app
+from lacache_trt.cli.next_step import generate_line
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.registry import ENGINES
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
@@ -165,3 +170,82 @@ def test_onnxruntime_is_told_to_report_nothing(tmp_path: Path) -> None:
     )
     assert done.stdout.startswith("lacache-trt ")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("longest", "profile", "words"),
+    [
+        (4096, None, "--gen-length 128 --steps 128"),
+        (256, None, "--gen-length 64 --steps 64"),
+        (200, None, "--gen-length 32 --steps 32"),
+        (100, None, "--gen-length 25 --block-length 25 --steps 25"),
+        (2, None, "--gen-length 1 --block-length 1 --steps 1"),
+        (4096, {"N": [64, 64, 256], "Bk": [8, 32, 32]}, "--gen-length 64 --steps 64"),
+        (4096, {"N": [64, 512, 512], "Bk": [16, 16, 16]}, "128 --block-length 16 --steps 128"),
+        (256, {"N": [64, 64, 256], "Bk": [64, 64, 64]}, "64 --block-length 64 --steps 64"),
+    ],
+)
+def test_the_lengths_that_build_suggests_suit_the_engine(
+    tmp_path: Path, longest: int, profile: dict[str, list[int]] | None, words: str
+) -> None:
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    (engine / "weights").touch()
+    model = replace(MODEL, max_length=longest).to_json()
+    profiles = {} if profile is None else {"profiles": [profile]}
+    write_manifest(engine, "engine", {"model": model, **profiles})
+    line = generate_line(engine)
+    assert line.startswith(f'lacache-trt generate {engine} "your question" --gen-length ')
+    assert line.endswith(words)
+    numbers = dict(re.findall(r"--([\w-]+) (\d+)", line))
+    settings = {name.replace("-", "_"): int(number) for name, number in numbers.items()}
+    assert GenerationConfig(**settings).gen_length <= max(1, longest // 4)
+
+
+def test_build_and_export_suggest_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lacache_trt.engines import builder
+    from lacache_trt.export import exporter
+
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    (engine / "weights").touch()
+    write_manifest(engine, "engine", {"model": MODEL.to_json()})
+    built = builder.BuildReport(engine, "onnxruntime", 1.0, 1)
+    monkeypatch.setattr(builder, "build_engine", lambda *arguments: built)
+    said = invoke("build", "b", engine, "--engine", "onnxruntime").stdout
+    assert f"next: {generate_line(engine)}\n" in said
+    exported = SimpleNamespace(out=tmp_path / "b", seconds=1.0, validation={})
+    monkeypatch.setattr(exporter, "export_bundle", lambda *arguments: exported)
+    said = invoke("export", "model", tmp_path / "b").stdout
+    assert f"next: lacache-trt build {tmp_path / 'b'} ENGINE --engine NAME" in said
+
+
+def test_folders_that_are_no_checkpoint_and_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").touch()
+    said = invoke("export", tmp_path, tmp_path.parent / "out").stderr
+    assert f"{tmp_path} holds no config.json" in said
+    assert "is it a checkpoint?" in said
+    assert "download" not in said
+    said = invoke("build", tmp_path, tmp_path.parent / "out", "--engine", "onnxruntime").stderr
+    assert f"{tmp_path} holds no manifest.json" in said
+
+
+def test_an_engine_that_looks_like_one_is_suggested() -> None:
+    said = invoke("build", "b", "o", "--engine", "onnxruntme").stderr
+    assert "unknown engine" in said
+    assert "did you mean 'onnxruntime'?" in said
+
+
+def test_the_grid_says_what_to_leave_out() -> None:
+    said = invoke("bench", "policies", "e", "--policies", "schedule,treshold").stderr
+    assert "fix:      leave out treshold" in said
+
+
+def test_tables_in_a_pipe_have_no_blanks_at_the_ends(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    for arguments in (("inspect", tmp_path / "bundle"), ("doctor",)):
+        lines = invoke(*arguments).stdout.splitlines()
+        assert len(lines) > 20
+        assert lines == [line.rstrip() for line in lines]

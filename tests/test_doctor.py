@@ -16,6 +16,8 @@ from lacache_trt.cli.main import app
 from lacache_trt.doctor_extras import EXTRAS
 from lacache_trt.gpus import Gpu, GpuReport
 
+FP8_LINES = ("✓ fp8", "✗ fp8")
+
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
@@ -51,12 +53,30 @@ def test_doctor_lists_the_extras_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
     promised = project["project"]["optional-dependencies"]
     promised.pop("dev")
-    names = {
-        extra: {re.split(r"[<>=]", each)[0] for each in needs} for extra, needs in promised.items()
-    }
-    names["fp8"] |= names["export"]
-    names["fp8"].remove("lacache-trt[export]")
-    assert {name: set(needs) for name, (_, needs) in EXTRAS.items()} == names
+    export = promised["export"]
+    narrower = promised["fp8"]
+    narrower.remove("lacache-trt[export]")
+    named = {re.split(r"[<>=]", each)[0] for each in narrower}
+    narrower += [each for each in export if re.split(r"[<>=]", each)[0] not in named]
+    found = {extra: {f"{k}{v}" for k, v in needs.items()} for extra, (_, needs) in EXTRAS.items()}
+    assert found == {extra: set(needs) for extra, needs in promised.items()}
+
+
+@pytest.mark.parametrize(
+    ("transformers", "inside"),
+    [("5", True), ("5.14.9", True), ("5.15.0", False), ("5.24.0", False), ("4.57.1", False)],
+)
+def test_doctor_says_what_is_outside_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, transformers: str, inside: bool
+) -> None:
+    versions = {"transformers": transformers, "nvidia-modelopt": "0.47", "torch": "2.13.0+cpu"}
+    monkeypatch.setattr(doctor, "version", lambda name: versions.get(name, "9.8.7"))
+    (fp8,) = (extra for extra in doctor.examine().extras if extra.name == "fp8")
+    assert fp8.outside == ({} if inside else {"transformers": ">=5.0,<5.15"})
+    assert (fp8.install is None) is inside
+    (line,) = (each for each in invoke("doctor").stdout.splitlines() if each[2:7] in FP8_LINES)
+    assert line.startswith("  ✓" if inside else "  ✗")
+    assert (f"transformers {transformers} is outside >=5.0,<5.15" in line) is not inside
 
 
 def test_doctor_shows_extras(monkeypatch: pytest.MonkeyPatch) -> None:

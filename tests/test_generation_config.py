@@ -116,6 +116,25 @@ def test_unknown_names_list_the_choices(name: str, value: Any) -> None:
     assert str(default) in str(error.expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("policy", "treshold", "threshold"),
+        ("policy", "local-leap", "local_leap"),
+        ("cache", "Exact", "exact"),
+        ("cache", "nonsense", None),
+    ],
+)
+def test_a_name_that_looks_like_one_is_suggested(name: str, value: str, meant: str | None) -> None:
+    fix = str(refusal(**{name: value}).fix)
+    assert fix == f"did you mean {meant!r}?" if meant else "did you mean" not in fix
+
+
+def test_the_fix_of_a_number_is_its_range() -> None:
+    fix = str(refusal(temperature=-1.0).fix)
+    assert fix.startswith("set temperature to at least 0 and ")
+
+
 def test_the_policies_choices_are_the_registry() -> None:
     assert all(name in str(refusal(policy="topk").expected) for name in POLICIES)
 

@@ -6,6 +6,7 @@ import ast
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -86,6 +87,36 @@ def test_editable_install_has_no_generic_names(tmp_path: Path) -> None:
 
 def test_import_is_light(tmp_path: Path) -> None:
     assert python(LAZY, cwd=tmp_path) == "[]\n"
+
+
+IN_CHECKOUT = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+sys.path += sys.argv[2:]
+from lacache_trt import plugins, engines, export
+import lacache_trt.engines.registry, lacache_trt.plugins.abi, lacache_trt.export.options
+print([module.__name__ for module in (plugins, engines, export)])
+print(lacache_trt.engines.registry.__file__)
+"""
+
+
+def test_the_source_folder_works_where_python_finds_it_first(tmp_path: Path) -> None:
+    """As in a checkout after an installation that is not editable: -S leaves its hook out."""
+    code = [sys.executable, "-I", "-S", "-c", IN_CHECKOUT, str(ROOT)]
+    done = subprocess.run(
+        [*code, sysconfig.get_path("purelib")], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    names, file = done.stdout.splitlines()
+    assert names == "['lacache_trt.plugins', 'lacache_trt.engines', 'lacache_trt.export']"
+    assert Path(file) == ROOT / "engines" / "registry.py"
+
+
+def test_an_installed_package_is_found_in_its_own_folder_alone(
+    installed: Path, tmp_path: Path
+) -> None:
+    shown = python("import lacache_trt; print(lacache_trt.__path__)", cwd=tmp_path, path=installed)
+    assert shown == f"{[str(installed / 'lacache_trt')]}\n"
 
 
 def test_console_script() -> None:

@@ -42,8 +42,9 @@ def test_existing_output(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     write_bundle(out)
-    with pytest.raises(OutputError, match="not empty"):
+    with pytest.raises(OutputError, match="not empty") as caught:
         write_bundle(out)
+    assert "--force" in str(caught.value.fix)
     load_manifest(out)
     with publish_directory(out, overwrite=True) as directory:
         (directory / "new").write_text("new")
@@ -61,12 +62,17 @@ def test_overwriting_keeps_the_old_one_on_errors(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
-def test_overwrite_never_deletes_foreign_directories(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_foreign_directories_are_never_deleted_nor_is_it_offered(
+    tmp_path: Path, overwrite: bool
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").touch()
-    home = publish_directory(tmp_path / "home", overwrite=True)
-    with pytest.raises(OutputError, match="not an artefact"), home:
+    home = publish_directory(tmp_path / "home", overwrite=overwrite)
+    with pytest.raises(OutputError, match="not an artefact") as caught, home:
         pass
+    assert "not written by lacache-trt" in str(caught.value.fix)
+    assert "force" not in str(caught.value)
     assert (tmp_path / "home" / "thesis.tex").exists()
 
 

@@ -113,6 +113,12 @@ def test_bad_prompts_are_refused(prompt: Any, message: str) -> None:
     assert all((error.got is not None, error.expected, error.fix))
 
 
+def test_an_empty_prompt_is_to_be_written() -> None:
+    with pytest.raises(InvalidRequestError, match="empty") as caught:
+        rows.check_prompt([], MODEL, 8)
+    assert caught.value.fix == "write a prompt"
+
+
 def test_the_mask_id_refusal_explains_the_reference() -> None:
     with pytest.raises(InvalidRequestError, match="LLaDA would treat the position as one more"):
         rows.check_prompt([MODEL.mask_id], MODEL, 8)

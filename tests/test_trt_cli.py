@@ -63,6 +63,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- which engine ---
 
 BOTH = {"tensorrt_bindings", "tensorrt_rtx_bindings"}
+CUDA = {"torch", "triton", "onnxruntime", "pycuda", "cuda.bindings"}
 
 
 @pytest.mark.parametrize(
@@ -95,9 +96,62 @@ def test_auto_names_the_other_choices(
     with_machine(monkeypatch, packages, *gpus)
     with pytest.raises(MissingDependencyError, match=words) as caught:
         registry.resolve_for_build("auto")
-    for text in ("pip install tensorrt", "--engine tensorrt-rtx --sm", "cuda or onnxruntime"):
-        assert text in str(caught.value)
+    assert "pip install tensorrt" in str(caught.value)
+    assert ("--engine tensorrt-rtx --sm" in str(caught.value)) is ("tensorrt_rtx" in str(packages))
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "packages", "gpus", "usable"),
+    [
+        ("tensorrt", BOTH | CUDA, (), "onnxruntime"),
+        ("tensorrt", CUDA, (L40S,), "cuda or onnxruntime"),
+        ("tensorrt", CUDA | {"tensorrt_rtx"}, (L40S,), "tensorrt-rtx or cuda or onnxruntime"),
+        ("tensorrt-rtx", BOTH | CUDA, (), "onnxruntime"),
+        ("tensorrt-rtx", BOTH | CUDA, (H100,), "tensorrt or cuda or onnxruntime"),
+        ("tensorrt-rtx", BOTH | {"onnxruntime"}, (H100,), "onnxruntime"),
+        ("cuda", BOTH | {"torch", "onnxruntime"}, (), "onnxruntime"),
+        ("cuda", BOTH | CUDA - {"torch"}, (L40S,), "tensorrt or tensorrt-rtx or onnxruntime"),
+        ("auto", CUDA, (H100,), "cuda or onnxruntime"),
+        ("auto", CUDA, (), "onnxruntime"),
+        ("onnxruntime", set(), (), None),
+    ],
+)
+def test_only_engines_that_this_machine_can_use_are_suggested(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    packages: set[str],
+    gpus: tuple[Gpu, ...],
+    usable: str | None,
+) -> None:
+    with_machine(monkeypatch, packages, *gpus)
+    with pytest.raises(MissingDependencyError) as caught:
+        registry.resolve_for_build(engine)
+    fix = str(caught.value.fix)
+    if usable is None:
+        assert "choose" not in fix
+    else:
+        assert fix.endswith(f" choose --engine {usable}")
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_the_legacy_target_names_its_own_release(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    command = ("build", bundle, tmp_path / "out", "--engine", "tensorrt", "--trt-version", "8.5")
+    for packages in ({"tensorrt_bindings"}, set()):
+        with_machine(monkeypatch, packages, L40S)
+        result = invoke(*command, *flags)
+        assert result.exit_code == 3
+        assert "pip install tensorrt==8.5.3.1 (Python 3.10)" in result.stderr
+        assert ("tensorrt 11.4.0" in result.stderr) is bool(packages)
+    with_machine(monkeypatch, {"tensorrt_bindings"}, L40S)
+    monkeypatch.setattr(registry.EngineEntry, "load_problem", lambda entry: "it does not load")
+    assert "pip install tensorrt==8.5.3.1" in invoke(*command, *flags).stderr
+    monkeypatch.undo()
+    with_machine(monkeypatch, {"tensorrt_bindings"}, L40S)
+    monkeypatch.setattr(registry.EngineEntry, "version", lambda entry: "8.5.3.1")
+    registry.require_legacy("8.5")
 
 
 @pytest.mark.skipif(
@@ -110,7 +164,7 @@ def test_auto_goes_on_where_tensorrt_does_not_load(monkeypatch: pytest.MonkeyPat
     assert registry.resolve_for_build("auto").name == "tensorrt-rtx"
     with pytest.raises(MissingDependencyError, match="does not load") as caught:
         registry.resolve_for_build("tensorrt")
-    for text in ("libnv", "pip install tensorrt", "tensorrt-rtx or cuda or onnxruntime"):
+    for text in ("libnv", "pip install tensorrt", "onnxruntime"):
         assert text in str(caught.value)
     monkeypatch.setattr(registry, "find_gpus", lambda: GpuReport("580", "13.0", (H100,), None))
     with pytest.raises(MissingDependencyError, match="sm_90") as caught:
@@ -157,7 +211,7 @@ def test_a_named_engine_is_for_this_machine_unless_sm_names_another(
 def test_build_exits_3_where_it_cannot_be_used(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    with_machine(monkeypatch, BOTH)
+    with_machine(monkeypatch, BOTH | {"onnxruntime"})
     result = invoke("build", bundle, tmp_path / "out", *arguments)
     assert result.exit_code == 3
     assert "onnxruntime" in result.stderr
@@ -241,7 +295,7 @@ def test_an_engine_without_its_packages_is_refused_when_opened(
     result = invoke("generate", directory, "--tokens", "5 6 7")
     assert result.exit_code == 3
     assert "pip install tensorrt" in result.stderr
-    assert "--engine tensorrt-rtx or cuda or onnxruntime" in result.stderr
+    assert "choose --engine onnxruntime\n" in result.stderr
 
 
 # --- dry run, build, inspect ---

@@ -80,7 +80,7 @@ def bench_kernels(
     if manifest.body.get("engine") != "cuda":
         raise InvalidRequestError(
             "only the cuda engine has kernels to time",
-            got=f"a {manifest.body.get('engine')} engine",
+            got=f"an engine of {manifest.body.get('engine')}",
             fix="use bench step or bench generate",
         )
     require_cuda()

@@ -11,6 +11,7 @@ import typer
 from lacache_trt.cli.command import PrefixedFlags, WithoutFlags, verb
 from lacache_trt.cli.output import Output
 from lacache_trt.engines.options import BuildOptions
+from lacache_trt.engines.registry import require_legacy
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.model.fp8 import Fp8Recipe
@@ -59,6 +60,8 @@ def build(
     options = replace(
         options, tensorrt=tensorrt, fp8=recipe if fp8 else None, calibration=calibration
     )
+    if tensorrt.trt_version is not None and options.engine == "tensorrt":
+        require_legacy(tensorrt.trt_version)
     if dry_run:
         _dry_run(output, bundle, options)
         return
@@ -80,6 +83,7 @@ def _show_built(output: Output, report: BuildReport) -> None:
     }
 
     def render() -> None:
+        from lacache_trt.cli.next_step import generate_line
         from lacache_trt.cli.tables import human_bytes, key_values
         from lacache_trt.engines.builder import DERIVED
 
@@ -93,9 +97,7 @@ def _show_built(output: Output, report: BuildReport) -> None:
         )
         if (report.out / DERIVED).is_dir():
             print(f"kept: {report.out / DERIVED}, the quantised bundle; `verify` compares with it")
-        print(
-            f'next: lacache-trt generate {report.out} "your question" --gen-length 128 --steps 128'
-        )
+        print(f"next: {generate_line(report.out)}")
 
     output.result(data, render)
 

@@ -57,8 +57,13 @@ def _extra_line(extra: Extra) -> Text:
     missing = [name for name, version in extra.versions.items() if version is None]
     found = [f"{name} {version}" for name, version in extra.versions.items() if version]
     parts = [f"missing {', '.join(missing)}"] if missing else []
+    parts += [
+        f"{name} {extra.versions[name]} is outside {bounds}"
+        for name, bounds in extra.outside.items()
+    ]
     parts += [f"installed {', '.join(found)}"] if found else []
-    return _line(not missing, extra.name, f"{extra.used_for}: {'; '.join(parts)}")
+    good = not missing and not extra.outside
+    return _line(good, extra.name, f"{extra.used_for}: {'; '.join(parts)}")
 
 
 def _ability_line(ability: Ability) -> Text:

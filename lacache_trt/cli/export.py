@@ -39,9 +39,7 @@ def export(
             f"bundle {report.out}",
             {"seconds": f"{report.seconds:.1f}", "validation": one_line(validation)},
         )
-        print(
-            f"next: lacache-trt build {report.out} ENGINES --engine NAME (see lacache-trt doctor)"
-        )
+        print(f"next: lacache-trt build {report.out} ENGINE --engine NAME (see lacache-trt doctor)")
 
     output.result(data, render)
 

@@ -60,7 +60,7 @@ def _answer(
 ) -> None:
     from dataclasses import asdict, replace
 
-    from lacache_trt.cli.streaming import shown
+    from lacache_trt.cli.streaming import note_empty, shown
     from lacache_trt.runtime import Runtime
 
     seeds = config.row_seeds(len(prompts))
@@ -79,3 +79,4 @@ def _answer(
             print(shown(result.text, result.tokens))
 
     output.result({"results": [asdict(result) for result in results]}, render)
+    note_empty(output, [result.text for result in results], config)

@@ -19,6 +19,20 @@ def shown(text: str | None, tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) if text is None else text
 
 
+def note_empty(output: Output, texts: Sequence[str | None], config: GenerationConfig) -> None:
+    """Say on stderr that an answer is empty, which on stdout looks like a failure."""
+    empty = texts.count("")
+    if not empty:
+        return
+    what = (
+        "the answer is empty" if len(texts) == 1 else f"{empty} of {len(texts)} answers are empty"
+    )
+    if not config.no_empty_answer:
+        each = "it" if empty == 1 else "them"
+        what += f": the model ended {each} at once; --no-empty-answer keeps it from that"
+    output.note(what)
+
+
 def stream_answer(
     output: Output,
     engines: Path,
@@ -37,11 +51,12 @@ def stream_answer(
         view = CanvasView(Decoder.from_runtime(runtime), config)
         events = runtime.stream(prompts[0], config, raw=raw)
         if output.json:
-            _print_json_lines(events, view)
+            text = _print_json_lines(events, view)
         elif sys.stdout.isatty():
-            show_live(events, view)
+            text = show_live(events, view)
         else:
-            _print_lines(events, view)
+            text = _print_lines(events, view)
+    note_empty(output, [text], config)
 
 
 def show_live(events: Iterable[StepEvent], view: CanvasView, title: str = "") -> str | None:
@@ -61,17 +76,19 @@ def show_live(events: Iterable[StepEvent], view: CanvasView, title: str = "") ->
     return text
 
 
-def _print_lines(events: Iterable[StepEvent], view: CanvasView) -> None:
+def _print_lines(events: Iterable[StepEvent], view: CanvasView) -> str | None:
     last: StepEvent | None = None
     for event in events:
         view.apply(event)
         print(f"[{view.status()}] {view.line()}", flush=True)
         last = event
-    if last is not None:
-        print(shown(last.text, _committed(view)))
+    if last is None:
+        return None
+    print(shown(last.text, _committed(view)))
+    return last.text
 
 
-def _print_json_lines(events: Iterable[StepEvent], view: CanvasView) -> None:
+def _print_json_lines(events: Iterable[StepEvent], view: CanvasView) -> str | None:
     text = None
     for event in events:
         view.apply(event)
@@ -80,6 +97,7 @@ def _print_json_lines(events: Iterable[StepEvent], view: CanvasView) -> None:
     print(
         json.dumps({"result": {"text": text, "tokens": _committed(view), "steps": view.forwards}})
     )
+    return text
 
 
 def _committed(view: CanvasView) -> list[int]:

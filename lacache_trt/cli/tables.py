@@ -37,7 +37,7 @@ def key_values(title: str, values: Mapping[str, object]) -> None:
     for name, value in values.items():
         grid.add_row("  " + name, str(value))
     out.print(title, style="bold", markup=False)
-    out.print(grid)
+    _print(grid)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -49,7 +49,18 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
         grid.add_column(name, justify="right" if numeric else "left", header_style="dim")
     for row in cells:
         grid.add_row(*(_plain(cell) for cell in row))
-    console().print(grid)
+    _print(grid)
+
+
+def _print(grid: Table) -> None:
+    """Print a table; a file or a pipe gets no blanks at the ends of lines."""
+    out = console()
+    if out.is_terminal:
+        out.print(grid)
+        return
+    with out.capture() as captured:
+        out.print(grid)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _plain(value: object) -> str:

@@ -56,7 +56,7 @@ def check_prompt(prompt: object, model: ModelConfig, gen_length: int) -> Prompt:
             "the prompt is empty",
             got="0 tokens",
             expected="at least one token",
-            fix="pass at least the begin-of-text token",
+            fix="write a prompt",
         )
     if len(prompt) + gen_length > model.max_length:
         raise CapacityError(

@@ -12,6 +12,7 @@ Pickle files (`.bin`, `.pt`, `.pth`, `.ckpt`) are never opened.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -160,6 +161,13 @@ def contained_file(root: Path, name: str) -> Path:
 
 
 def _read_config(root: Path) -> dict[str, Any]:
+    if not os.path.lexists(root / CONFIG_FILE):
+        raise CheckpointError(
+            f"{root} holds no {CONFIG_FILE}",
+            got="a folder without it",
+            expected=f"a checkpoint: {CONFIG_FILE} and safetensors files",
+            fix="is it a checkpoint? name the folder that holds these files",
+        )
     return read_json_object(contained_file(root, CONFIG_FILE), MAX_CONFIG_BYTES)
 
 

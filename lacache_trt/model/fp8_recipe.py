@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.model.config import Granularity
+from lacache_trt.validation import check_choice
 
 Scope = Literal["ffn", "linears", "all"]
 ScaleRule = Literal["max", "mse"]
@@ -38,13 +39,7 @@ class Fp8Recipe:
     def __post_init__(self) -> None:
         _check_types(self.layers, self.exclude)
         for name, kind in _CHOICES.items():
-            if getattr(self, name) not in get_args(kind):
-                raise InvalidRequestError(
-                    f"unknown FP8 {name}",
-                    got=repr(getattr(self, name)),
-                    expected=", ".join(get_args(kind)),
-                    fix="choose one of these",
-                )
+            check_choice(f"FP8 {name}", getattr(self, name), get_args(kind))
         if self.layers is not None:
             layer_ranges(self.layers)
 
