@@ -108,7 +108,8 @@ def check_scales(path: Path, name: str, tensor: StoredTensor) -> NDArray[np.floa
 
 def _check_calibrated(manifest: Manifest, linear: str, scale: NDArray[np.float32]) -> None:
     """A static scale is what the manifest's calibration measured, over 448."""
-    facts = manifest.body["fp8"]["facts"].get(linear)
+    section = manifest.body["fp8"]
+    facts = section["facts"].get(linear) if isinstance(section, dict) else None
     amax = facts.get("input_amax") if isinstance(facts, dict) else None
     if not isinstance(amax, float) or np.float32(amax) / np.float32(448) != scale.item():
         raise ArtifactError(
