@@ -117,8 +117,12 @@ def test_rows_of_a_bucket() -> None:
             check(found, expected)
             check(session.plain(canvas, columns, sampling), reference.reuse(tokens, sampling))
             assert session.cache_arrays()["embed"].shape[0] == 6
+        few = greedy(5, ONE_LAYER)
         with pytest.raises(EngineError, match="number of rows"):
-            session.reuse(tokens[:5], greedy(5, ONE_LAYER))
+            session.reuse(tokens[:5], few)
+        # A step without caches in the same lane does not change what was filled.
+        session.plain(five.canvas(ONE_LAYER), five.block_columns, few)
+        check(session.reuse(tokens, sampling, columns), expected)
         session.close()
 
 

@@ -38,7 +38,8 @@ class CudaSession:
     def fill(self, canvas: Canvas, block_columns: Int) -> None:
         """Compute the caches for these blocks."""
         lane = self._lane_for(canvas, block_columns)
-        self._pads["reuse"] = pads = lane.shape.columns - canvas.tokens.shape[1]
+        self._rows, columns = canvas.tokens.shape
+        self._pads["reuse"] = pads = lane.shape.columns - columns
         self._filled = self._keeps = False
         inputs = moved_right(canvas, block_columns, pads)
         self._engine.run(lane, "fill", with_rows(inputs, lane.shape.rows))
@@ -129,9 +130,9 @@ class CudaSession:
         return self._lane
 
     def _lane_for(self, canvas: Canvas, block_columns: Int) -> Lane:
-        self._rows, columns = canvas.tokens.shape
+        rows, columns = canvas.tokens.shape
         bucket = -(-columns // BUCKET) * BUCKET
-        shape = LaneShape(row_bucket(self._rows), bucket, block_columns.shape[1])
+        shape = LaneShape(row_bucket(rows), bucket, block_columns.shape[1])
         if self._lane is None or self._lane.shape != shape:
             self.close()
             self._lane = self._engine.acquire(shape)
@@ -146,7 +147,7 @@ class CudaSession:
         logit_columns: Int | None,
     ) -> StepOutputs:
         rows = len(sampling.seed)
-        require_rows(rows, self._rows)
+        require_rows(rows, len(inputs["tokens"]) if graph == "plain" else self._rows)
         columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
         pads = self._pads["plain" if graph == "plain" else "reuse"]
         moved = {"logit_columns": columns + np.int32(pads)}
