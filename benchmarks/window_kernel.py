@@ -28,7 +28,7 @@ from lacache_trt.plugins.window_write import kernel as write
 
 SPLIT_TILES = (
     kernel.SPLIT[90],
-    Tiles(32, 64, 4, 3),
+    Tiles(32, 64, 4, 2),
     Tiles(32, 32, 4, 3),
     Tiles(32, 64, 2, 2),
     Tiles(32, 64, 8, 2),

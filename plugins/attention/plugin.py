@@ -87,18 +87,22 @@ def key_chunks(
     kv_heads: Expression,
     tile_rows: int,
     min_keys: int = MIN_CHUNK_KEYS,
+    programs: int = TARGET_PROGRAMS,
 ) -> Expression:
     """`split.key_chunks`."""
     tiles = ceil_div(rows, tile_rows) * kv_heads
-    wanted = minimum(ceil_div(TARGET_PROGRAMS, tiles), ceil_div(length, min_keys))
+    wanted = minimum(ceil_div(programs, tiles), ceil_div(length, min_keys))
     return maximum(1, minimum(wanted, MAX_CHUNKS - 1))
 
 
 def most_chunks(
-    length: Expression, kv_heads: Expression, min_keys: int = MIN_CHUNK_KEYS
+    length: Expression,
+    kv_heads: Expression,
+    min_keys: int = MIN_CHUNK_KEYS,
+    programs: int = TARGET_PROGRAMS,
 ) -> Expression:
     """The most that `key_chunks` gives for any number of rows; grows with the length."""
-    return key_chunks(length, constant(1), kv_heads, 1, min_keys)
+    return key_chunks(length, constant(1), kv_heads, 1, min_keys, programs)
 
 
 def chunk_size(length: Expression, chunks: Expression) -> Expression:

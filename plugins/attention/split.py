@@ -37,15 +37,20 @@ MERGE_WARPS = {16: 1, MAX_CHUNKS: 4}
 
 
 def key_chunks(
-    length: int, rows: int, kv_heads: int, tile_rows: int, min_keys: int = MIN_CHUNK_KEYS
+    length: int,
+    rows: int,
+    kv_heads: int,
+    tile_rows: int,
+    min_keys: int = MIN_CHUNK_KEYS,
+    programs: int = TARGET_PROGRAMS,
 ) -> int:
     """Number of key chunks for `rows` packed query rows per key head.
 
-    Enough programs to fill the device, none with fewer than `min_keys` keys. The batch does
-    not enter, so that a batch equals its rows run alone.
+    About `programs` programs for a batch of one row, none with fewer than `min_keys` keys. The
+    batch does not enter, so that a batch equals its rows run alone.
     """
     tiles = ceil_div(rows, tile_rows) * kv_heads
-    wanted = min(ceil_div(TARGET_PROGRAMS, tiles), ceil_div(length, min_keys))
+    wanted = min(ceil_div(programs, tiles), ceil_div(length, min_keys))
     return max(1, min(wanted, MAX_CHUNKS - 1))
 
 

@@ -45,9 +45,11 @@ from lacache_trt.plugins.triton_support import (
 )
 
 TILES = {89: Tiles(64, 32, 4, 2), 90: Tiles(64, 64, 4, 3)}
-SPLIT = {89: Tiles(32, 32, 4, 2), 90: Tiles(32, 64, 4, 2)}
+SPLIT = {89: Tiles(32, 32, 4, 2), 90: Tiles(32, 64, 4, 3)}
 SPLIT_ROWS = 64  # up to this many query rows the keys are split
 MIN_CHUNK_KEYS = 128
+CHUNK_PROGRAMS = 256
+"""Two programs for each multiprocessor of an H100 or H200: more would run in a second wave."""
 
 
 @triton.jit
@@ -166,7 +168,8 @@ def chunks_for(
     min_keys: int = MIN_CHUNK_KEYS,
 ) -> int:
     """Column chunks of the split way."""
-    return key_chunks(length, heads // kv_heads * count, kv_heads, tile_rows, min_keys)
+    packed = heads // kv_heads * count
+    return key_chunks(length, packed, kv_heads, tile_rows, min_keys, CHUNK_PROGRAMS)
 
 
 def workspace_size(

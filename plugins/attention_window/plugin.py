@@ -12,6 +12,7 @@ from lacache_trt.plugins.attention.plugin import (
     workspace_bytes,
 )
 from lacache_trt.plugins.attention_window.kernel import (
+    CHUNK_PROGRAMS,
     MIN_CHUNK_KEYS,
     SPLIT,
     SPLIT_ROWS,
@@ -34,9 +35,10 @@ def plugin_program(dtype: torch.dtype, head_dim: int, sm: int) -> PluginProgram:
         "length": length,
     }
     packed, rows, tile_rows = heads // kv_heads * count, batch * heads * count, SPLIT[sm].rows
-    chunks = key_chunks(length, packed, kv_heads, tile_rows, MIN_CHUNK_KEYS)
+    chunks = key_chunks(length, packed, kv_heads, tile_rows, MIN_CHUNK_KEYS, CHUNK_PROGRAMS)
     chunking = {"chunks": chunks, "chunk_keys": chunk_size(length, chunks), "rows": rows}
-    few, most = count < SPLIT_ROWS + 1, most_chunks(length, kv_heads, MIN_CHUNK_KEYS)
+    few = count < SPLIT_ROWS + 1
+    most = most_chunks(length, kv_heads, MIN_CHUNK_KEYS, CHUNK_PROGRAMS)
     tiled, split, *merges = configurations(dtype, head_dim, sm)
     return PluginProgram(
         op="AttentionWindow",
