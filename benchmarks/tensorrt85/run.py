@@ -238,8 +238,8 @@ def keep_plans(root: Path) -> None:
 
 
 def device_name() -> str:
-    """As the driver names it."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    """As the driver names the first one."""
+    command = ["nvidia-smi", "--id=0", "--query-gpu=name", "--format=csv,noheader"]
     if shutil.which(command[0]) is None:
         return "unknown"
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
