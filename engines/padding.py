@@ -12,12 +12,14 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lacache_trt.engines.base import Canvas, Int
+from lacache_trt.engines.base import Canvas, Int, Sampling
 from lacache_trt.errors import CapacityError, EngineError
 
 BUCKET = 64
 LISTED_IDS = 8
 Arrays = Mapping[str, NDArray[np.generic]]
+Size = tuple[int, int]
+"""Rows and columns of a batch."""
 
 
 def moved_right(canvas: Canvas, block_columns: Int, pads: int) -> dict[str, NDArray[np.generic]]:
@@ -30,6 +32,15 @@ def moved_right(canvas: Canvas, block_columns: Int, pads: int) -> dict[str, NDAr
         "valid_to": canvas.valid_to + moved,
         "block_columns": block_columns + moved,
     }
+
+
+def step_inputs(
+    inputs: Arrays, sampling: Sampling, logit_columns: Int | None, pads: int = 0
+) -> dict[str, NDArray[np.generic]]:
+    """All inputs of a step, its logit columns moved right by `pads`; None stands for no column."""
+    none = np.zeros((len(sampling.seed), 0), np.int32)
+    columns = none if logit_columns is None else logit_columns
+    return {**inputs, **vars(sampling), "logit_columns": columns + np.int32(pads)}
 
 
 def row_bucket(rows: int) -> int:
@@ -63,6 +74,20 @@ def require_rows(found: int, filled: int) -> None:
             expected=filled,
             fix="call fill for these rows first",
         )
+
+
+def no_room(asked: Size, run_as: Size, needed: int, free: int) -> CapacityError:
+    """The error of a batch that was asked for and would run with more rows and columns."""
+    rows, columns = (
+        f"{count} {name}" if count == run else f"{count} {name} (run as {run})"
+        for name, count, run in zip(("rows", "columns"), asked, run_as, strict=True)
+    )
+    return CapacityError(
+        f"a batch of {rows} and {columns} does not fit into the device's memory",
+        got=f"{free:,} bytes free",
+        expected=f"{needed:,} bytes",
+        fix="use a smaller batch or a shorter canvas",
+    )
 
 
 def fitted(name: str, value: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:

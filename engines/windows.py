@@ -1,4 +1,4 @@
-"""What a session checks of a window before it runs one, and the pads that reach a bucket."""
+"""What a session checks before a step, of a window above all, and the pads to a window's bucket."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from lacache_trt.engines.padding import BUCKET
 from lacache_trt.errors import EngineError, InvalidRequestError
 
 PAD = -1
+
+
+def not_filled(call: str) -> EngineError:
+    """The error of a step without the caches of a fill."""
+    return EngineError(f"{call} was called before fill", fix="call fill at each block's start")
 
 
 def require_kept(kept: bool) -> None:

@@ -1,12 +1,10 @@
 """A directory that is complete or absent, whatever happens while it is written.
 
 The work goes to a hidden sibling `.NAME.tmp-PID-RANDOM`; when it is finished every file and
-directory is flushed to disk and one rename makes it visible as `NAME`. An exception, Ctrl-C or
-SIGTERM removes the sibling. After SIGKILL or a power cut the sibling may stay behind, never a part
-of `NAME`; the next run for the same output removes it once the process that owned it is gone.
-
-Replacing an artefact moves it to `.NAME.old-PID-RANDOM` first. If the process dies between the two
-renames, the next run for that output moves the old artefact back before it starts.
+directory is flushed to disk and one rename makes it visible as `NAME`. An artefact that it replaces
+steps aside to `.NAME.old-PID-RANDOM` first. An exception, Ctrl-C or SIGTERM leaves the old or the
+new artefact and no sibling. SIGKILL or a power cut may leave siblings; once their owner is gone,
+the next run for this output puts back an old artefact without a successor and removes the others.
 """
 
 from __future__ import annotations
@@ -180,15 +178,17 @@ def _replace(temporary: Path, out: Path, overwrite: bool) -> None:
         _sync(out.parent)
         return
     old = _sibling(out, "old")
-    os.rename(out, old)
     try:
+        os.rename(out, old)
         os.rename(temporary, out)
-    except BaseException:
+        _sync(out.parent)
+        _remove(old)
+    except BaseException:  # a signal too, wherever it came
         if not out.exists():
             os.rename(old, out)
+        elif not temporary.exists():
+            _remove(old)
         raise
-    _sync(out.parent)
-    _remove(old)
 
 
 def _recover(out: Path) -> None:
@@ -232,7 +232,12 @@ def _abandoned(path: Path, pid: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    """Delete a directory; a signal meanwhile unwinds once that is done."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def _is_output_failure(error: OSError, temporary: Path, out: Path) -> bool:

@@ -48,6 +48,7 @@ ONE_LAYER = replace(LLADA, num_layers=1)
 TOLERANCE = 1e-5
 FIRST = Shape(29, 5, (20, 16), (0, 3), (29, 29), 1)
 SECOND = Shape(31, 5, (26, 11), (2, 0), (31, 30), 2)
+FIVE = Shape(29, 5, (20, 16, 3, 24, 11), (0, 3, 0, 9, 2), (29, 29, 28, 29, 20), 3)
 
 
 def weights_of(config: ModelConfig) -> dict[str, Tensor]:
@@ -100,12 +101,11 @@ def test_steps_equal_the_module(config: ModelConfig) -> None:
 def test_rows_of_a_bucket() -> None:
     """Five rows run in a lane of six and nothing of the sixth is seen; six share that lane."""
     weights = weights_of(ONE_LAYER)
-    five = Shape(29, 5, (20, 16, 3, 24, 11), (0, 3, 0, 9, 2), (29, 29, 28, 29, 20), 3)
-    six = replace(five, starts=(*five.starts, 7), valid_from=(*five.valid_from, 1))
-    six = replace(six, valid_to=(*five.valid_to, 29))
+    six = replace(FIVE, starts=(*FIVE.starts, 7), valid_from=(*FIVE.valid_from, 1))
+    six = replace(six, valid_to=(*FIVE.valid_to, 29))
     with CudaEngine(ONE_LAYER, weights, GemmTable({})) as engine:
         session, reference = engine.session(), truth(ONE_LAYER, weights)
-        for shape in (five, six):
+        for shape in (FIVE, six):
             canvas, columns = shape.canvas(ONE_LAYER), shape.block_columns
             sampling, tokens = greedy(shape.rows, ONE_LAYER), block_tokens(canvas, columns)
             for each in (session, reference):
@@ -121,7 +121,7 @@ def test_rows_of_a_bucket() -> None:
         with pytest.raises(EngineError, match="number of rows"):
             session.reuse(tokens[:5], few)
         # A step without caches in the same lane does not change what was filled.
-        session.plain(five.canvas(ONE_LAYER), five.block_columns, few)
+        session.plain(FIVE.canvas(ONE_LAYER), FIVE.block_columns, few)
         check(session.reuse(tokens, sampling, columns), expected)
         session.close()
 
@@ -157,9 +157,11 @@ def test_errors_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="before fill"):
         session.reuse(np.zeros((2, 5), np.int32), sampling)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**34))
-    with pytest.raises(CapacityError, match="does not fit") as caught:
-        session.fill(FIRST.canvas(ONE_LAYER), FIRST.block_columns)
-    assert "1,048,576 bytes free" in str(caught.value)
+    for shape, size in ((FIRST, "2 rows and"), (FIVE, r"5 rows \(run as 6\) and")):
+        words = rf"a batch of {size} 29 columns \(run as 64\) does not fit"
+        with pytest.raises(CapacityError, match=words) as caught:
+            session.fill(shape.canvas(ONE_LAYER), shape.block_columns)
+        assert "1,048,576 bytes free" in str(caught.value)
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.session()

@@ -289,11 +289,32 @@ def test_kept_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         session.fill(canvas, block)
         before = session.cache_bytes()
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**28 + 1000, 2**34))
-        with pytest.raises(CapacityError, match="does not fit"):
+        with pytest.raises(CapacityError, match=r"2 rows and 23 columns \(run as 64\) does not"):
             session.reuse_kv(block_tokens(canvas, block), greedy(2, config))
         monkeypatch.undo()
         session.reuse_kv(block_tokens(canvas, block), greedy(2, config))
         assert session.cache_bytes() - before == 2 * 64 * 2 * config.num_kv_heads * 64 * 4
+        session.close()
+
+
+def test_a_step_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K and V are written in place, so those of the step before it are gone as well."""
+    canvas, block = STEPS.shape.canvas(ONE_LAYER), STEPS.shape.block_columns
+    sampling, tokens = greedy(2, ONE_LAYER), block_tokens(canvas, block)
+    with CudaEngine(ONE_LAYER, weights_of(ONE_LAYER), GemmTable({})) as engine:
+        session = engine.session()
+        session.fill(canvas, block)
+        session.reuse_kv(tokens, sampling)
+
+        def failing(*_: object) -> None:
+            raise EngineError("the device failed")
+
+        monkeypatch.setattr(engine, "run", failing)
+        with pytest.raises(EngineError, match="device failed"):
+            session.reuse_kv(tokens, sampling)
+        monkeypatch.undo()
+        with pytest.raises(EngineError, match="before reuse_kv"):
+            session.window(ONLY_BLOCK.tokens(canvas), ONLY_BLOCK.columns, block, sampling)
         session.close()
 
 

@@ -1,4 +1,4 @@
-"""Signals that native code makes another error of, puts off or swallows."""
+"""Signals while the command line starts, and those that native code turns, puts off or swallows."""
 
 from __future__ import annotations
 
@@ -112,3 +112,55 @@ def test_a_signal_that_comes_twice_at_once_lets_tidying_end() -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 129
     assert err.startswith("tidied\n")
+
+
+SLOW_IMPORT = """
+import sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            print('ready', file=sys.stderr, flush=True)
+            time.sleep(60)
+sys.meta_path.insert(0, Slow())
+sys.argv = ['lacache-trt', 'doctor']
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "lacache_trt.cli.main", "lacache_trt.doctor"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from lacache_trt.cli.entry import main; main()",
+        "import runpy; runpy.run_module('lacache_trt.cli', run_name='__main__')",
+    ],
+    ids=["script", "module"],
+)
+def test_ctrl_c_while_the_command_line_is_imported(start: str, module: str) -> None:
+    """130 without a traceback; a verb has begun when `lacache_trt.doctor` is imported."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_IMPORT.format(module=module) + start],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if process.stderr is None or process.stderr.readline() != "ready\n":
+        pytest.fail("the process did not start")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    begun = module == "lacache_trt.doctor"
+    expected = "interrupted; partial output was discarded\n" if begun else ""
+    assert (process.returncode, out, err) == (130, "", expected)
+
+
+@pytest.mark.parametrize("own", ["signal.SIG_IGN", "print"])
+def test_a_handler_of_ctrl_c_that_is_there_already_stays(own: str) -> None:
+    code = (
+        f"import signal; signal.signal(signal.SIGINT, {own})\n"
+        "from lacache_trt.cli.entry import main\n"
+        "try: main()\n"
+        f"except SystemExit: print(signal.getsignal(signal.SIGINT) == {own})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.endswith("True\n"), done.stderr

@@ -72,6 +72,33 @@ def test_tokens_and_json_lines_exclude_each_other() -> None:
     assert "--tokens and --jsonl" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1:surrogateescape"},
+    ],
+    ids=["utf8_mode", "locale", "ascii", "latin"],
+)
+def test_what_stdout_cannot_encode_is_escaped(settings: dict[str, str], tmp_path: Path) -> None:
+    """The marks of `doctor`, and a path that is no text."""
+    write_bundle(folder := tmp_path / os.fsdecode(b"k\xff"))
+    environment = {name: value for name, value in os.environ.items() if name[:3] != "LC_"}
+    for arguments in (("doctor",), ("inspect", folder)):
+        done = subprocess.run(
+            [sys.executable, "-m", "lacache_trt.cli", *arguments],
+            env=environment | settings,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        expected = b"abilities" if arguments[0] == "doctor" else rb"k\udcff"
+        assert expected in done.stdout
+
+
 def test_demo_keeps_in_a_directory_only(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

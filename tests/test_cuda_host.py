@@ -16,7 +16,7 @@ from sample_bundle import MODEL, write_bundle
 
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.engines.padding import row_bucket, with_rows
+from lacache_trt.engines.padding import BUCKET, no_room, row_bucket, with_rows
 from lacache_trt.engines.windows import WindowMemory
 from lacache_trt.errors import (
     ArtifactError,
@@ -63,6 +63,23 @@ def test_row_buckets() -> None:
         assert rows <= bucket < 1.5 * rows or rows <= 2
         assert row_bucket(bucket) == bucket
     assert len(set(buckets)) == 12
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ((5, 29), "5 rows (run as 6) and 29 columns (run as 64)"),
+        ((5, 64), "5 rows (run as 6) and 64 columns"),
+        ((4, 128), "4 rows and 128 columns"),
+    ],
+)
+def test_a_batch_without_room_is_named_as_it_was_asked_for(
+    asked: tuple[int, int], words: str
+) -> None:
+    rows, columns = asked
+    error = no_room(asked, (row_bucket(rows), -(-columns // BUCKET) * BUCKET), 2**30, 4096)
+    assert f"a batch of {words} does not fit into the device's memory\n" in str(error)
+    assert (error.got, error.expected) == ("4,096 bytes free", "1,073,741,824 bytes")
 
 
 def test_rows_are_repeated_below() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from sample_bundle import MODEL, write_bundle
@@ -238,6 +241,53 @@ def test_kill_at_random_moments(
         (directory / "a").touch()
         write_manifest(directory, "bundle", {"model": MODEL.to_json()})
     assert leftovers(tmp_path) == []
+
+
+def _put(out: Path, words: str) -> None:
+    with publish_directory(out, overwrite=True) as directory:
+        for name in (publish.MANIFEST_NAME, "a", "b"):
+            (directory / name).write_text(words)
+
+
+def _interrupted_at(moment: int, action: Callable[[], None]) -> bool:
+    """Run the action with Ctrl-C at that line of what publishes; whether it has so many lines."""
+    passed, files = 0, {publish.__file__, shutil.__file__}
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal passed
+        code = frame.f_code
+        if code.co_filename not in files or code.co_name == "_termination_as_exception":
+            return None
+        if event == "line":
+            passed += 1
+            if passed == moment:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except (KeyboardInterrupt, OSError):  # shutil may then close a descriptor twice
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_ctrl_c_at_any_line_leaves_one_artefact_and_nothing_else(tmp_path: Path) -> None:
+    out, found = tmp_path / "out", []
+    _put(out, "old")
+    while _interrupted_at(len(found) + 1, lambda: _put(out, "new")):
+        assert [entry.name for entry in tmp_path.iterdir()] == ["out"], f"line {len(found) + 1}"
+        assert sorted(entry.name for entry in out.iterdir()) == ["a", "b", publish.MANIFEST_NAME]
+        (words,) = {entry.read_text() for entry in out.iterdir()}
+        found.append(words)
+        if words == "new":
+            _put(out, "old")
+    assert found == sorted(found, reverse=True), "the new one stands as soon as it is there"
+    assert {"old", "new"} == set(found)
+    assert {entry.read_text() for entry in out.iterdir()} == {"new"}
 
 
 def _dead_pid() -> int:

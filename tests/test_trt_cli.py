@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -318,6 +319,30 @@ def test_dry_run_builds_nothing(bundle: Path, tmp_path: Path) -> None:
     assert "none" in text
     assert "estimates" in text
     assert not (tmp_path / "out").exists()
+
+
+@TENSORRT_RTX
+def test_dry_run_lists_what_approximate_caches_keep(tmp_path: Path) -> None:
+    checkpoint = make_llada(
+        tmp_path / "model", hidden=256, heads=4, ffn=384, layers=3, vocab=197, tokenizer=True
+    )
+    export_bundle(
+        str(checkpoint), tmp_path / "bundle", ExportOptions(dtype="float16", validate="off")
+    )
+    profiles = ("--profile", PROFILE + ",W=8:8:40", "--profile", PROFILE + ",W=1000")
+    call = ("build", tmp_path / "bundle", tmp_path / "out", *RTX, *profiles, "--dry-run")
+    exact, kept = (
+        json.loads(invoke(*call, "--cache", cache, "--json").stdout)["memory"]
+        for cache in ("exact", "exact,kv")
+    )
+    model = load_manifest(tmp_path / "bundle").model
+    column = 2 * 2 * 3 * 2 * model.num_kv_heads * model.head_dim  # K and V, float16, layers, rows
+    assert [(each["kept"], each["window"]) for each in exact] == [(0, 0)] * 2
+    assert [each["kept"] for each in kept] == [column * 128] * 2
+    assert [each["window"] for each in kept] == [column * 40, column * 128]  # no wider than N
+    heading = "weights +caches +kept K and V +window K and V +activations"
+    assert re.search(heading, invoke(*call, "--cache", "exact,kv").stdout)
+    assert "K and V" not in invoke(*call, "--cache", "exact").stdout
 
 
 @TENSORRT_RTX

@@ -18,6 +18,7 @@ from lacache_trt.engines.cuda.kept import kept_bytes
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, lane_bytes
 from lacache_trt.engines.cuda.ops import CudaOps
 from lacache_trt.engines.cuda.session import BUCKET, CudaSession
+from lacache_trt.engines.padding import Size, no_room
 from lacache_trt.errors import ArtifactError, CapacityError, EngineError, MissingDependencyError
 from lacache_trt.model.config import ModelConfig, parameter_shapes
 from lacache_trt.model.fp8 import fp8_linears
@@ -118,8 +119,8 @@ class CudaEngine(ClosesOnExit):
         self._require_open()
         return CudaSession(self)
 
-    def acquire(self, shape: LaneShape) -> Lane:
-        """A free lane of the shape, or a new one.
+    def acquire(self, shape: LaneShape, asked: Size) -> Lane:
+        """A free lane of the shape, or a new one, for a batch of the size that was asked for.
 
         Raises:
             CapacityError: a new lane does not fit into the device's memory.
@@ -133,13 +134,13 @@ class CudaEngine(ClosesOnExit):
             while self._lanes >= MAX_LANES and self._free:
                 self._evict()
             needed = lane_bytes(self.config, shape, self._element_bytes)
-            self._make_room(shape, needed)
+            self._make_room(needed, shape, asked)
             lane = Lane(model, shape, self._stream, self._pool)
             self._lanes += 1
             return lane
 
-    def keep(self, lane: Lane) -> None:
-        """Give a lane room for K and V of all layers.
+    def keep(self, lane: Lane, asked: Size) -> None:
+        """Give the lane of a batch room for K and V of all layers.
 
         Raises:
             CapacityError: they do not fit into the device's memory.
@@ -149,7 +150,7 @@ class CudaEngine(ClosesOnExit):
             if lane.kept is None:
                 rows, columns = lane.shape.rows, lane.shape.columns
                 needed = kept_bytes(self.config, rows, columns, self._element_bytes)
-                self._make_room(lane.shape, needed)
+                self._make_room(needed, lane.shape, asked)
                 lane.keep()
 
     def release(self, lane: Lane) -> None:
@@ -205,7 +206,7 @@ class CudaEngine(ClosesOnExit):
         self._free.popitem(last=False)
         self._lanes -= 1
 
-    def _make_room(self, shape: LaneShape, needed: int) -> None:
+    def _make_room(self, needed: int, shape: LaneShape, asked: Size) -> None:
         """Drop idle lanes until so much more fits; `CapacityError` if it never will."""
         needed += _HEADROOM_BYTES
         free = _free_bytes()
@@ -213,13 +214,7 @@ class CudaEngine(ClosesOnExit):
             self._evict()
             free = _free_bytes()
         if needed > free:
-            raise CapacityError(
-                f"a batch of {shape.rows} rows and {shape.columns} columns does not fit "
-                "into the device's memory",
-                got=f"{free:,} bytes free",
-                expected=f"{needed:,} bytes",
-                fix="use a smaller batch or a shorter canvas",
-            )
+            raise no_room(asked, (shape.rows, shape.columns), needed, free)
 
 
 def _free_bytes() -> int:

@@ -27,6 +27,7 @@ from lacache_trt.engines.cuda.ops import CudaOps, FillOps
 from lacache_trt.engines.cuda.staging import StagedInputs
 from lacache_trt.engines.padding import LISTED_IDS as LISTED_IDS
 from lacache_trt.engines.padding import Arrays as Arrays
+from lacache_trt.engines.windows import not_filled
 from lacache_trt.errors import EngineError
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.model.programs import FillProgram, PlainProgram, ReuseProgram
@@ -204,7 +205,7 @@ class Lane:
 
     def _run_reuse(self, name: str, logit_columns: int) -> None:
         if not self.caches:
-            raise EngineError("reuse was called before fill", fix="call fill at each block's start")
+            raise not_filled("reuse")
         staged = self._step_inputs(logit_columns)
         staged.upload()
         geometry, step = self._geometry["fill"].tensors, staged.tensors

@@ -11,10 +11,17 @@ from numpy.typing import NDArray
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, window_name
 from lacache_trt.engines.padding import BUCKET as BUCKET
-from lacache_trt.engines.padding import moved_right, require_rows, row_bucket, with_rows
+from lacache_trt.engines.padding import (
+    moved_right,
+    require_rows,
+    row_bucket,
+    step_inputs,
+    with_rows,
+)
 from lacache_trt.engines.windows import (
     WindowMemory,
     check_window,
+    not_filled,
     padded_window,
     require_kept,
 )
@@ -57,7 +64,8 @@ class CudaSession:
     ) -> StepOutputs:
         """`reuse` that also keeps K and V of all layers and columns."""
         lane = self._filled_lane("reuse_kv")
-        self._engine.keep(lane)
+        self._engine.keep(lane, (self._rows, lane.shape.columns - self._pads["reuse"]))
+        self._keeps = False
         inputs = {"block_tokens": block_tokens}
         outputs = self._step(lane, "reuse_kv", inputs, sampling, logit_columns)
         self._keeps = True
@@ -124,9 +132,7 @@ class CudaSession:
 
     def _filled_lane(self, call: str) -> Lane:
         if self._lane is None or not self._filled:
-            raise EngineError(
-                f"{call} was called before fill", fix="call fill at each block's start"
-            )
+            raise not_filled(call)
         return self._lane
 
     def _lane_for(self, canvas: Canvas, block_columns: Int) -> Lane:
@@ -135,7 +141,7 @@ class CudaSession:
         shape = LaneShape(row_bucket(rows), bucket, block_columns.shape[1])
         if self._lane is None or self._lane.shape != shape:
             self.close()
-            self._lane = self._engine.acquire(shape)
+            self._lane = self._engine.acquire(shape, (rows, columns))
         return self._lane
 
     def _step(
@@ -148,12 +154,10 @@ class CudaSession:
     ) -> StepOutputs:
         rows = len(sampling.seed)
         require_rows(rows, len(inputs["tokens"]) if graph == "plain" else self._rows)
-        columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
         pads = self._pads["plain" if graph == "plain" else "reuse"]
-        moved = {"logit_columns": columns + np.int32(pads)}
-        everything = {**inputs, **vars(sampling), **moved}
+        everything = step_inputs(inputs, sampling, logit_columns, pads)
         self._engine.run(lane, graph, with_rows(everything, lane.shape.rows))
         if graph == "window":
             widths = (inputs[name].shape[1] for name in ("window_columns", "block_columns"))
             graph = window_name(*widths)
-        return lane.collect(graph, columns.shape[1], rows)
+        return lane.collect(graph, everything["logit_columns"].shape[1], rows)

@@ -18,7 +18,8 @@ from lacache_trt.contract import GraphSpec, caches_of
 from lacache_trt.engines.base import Canvas, Capabilities, Int, Sampling, StepOutputs
 from lacache_trt.engines.onnxruntime.checks import check_contract, check_manifest
 from lacache_trt.engines.onnxruntime.key_values import KeyValues
-from lacache_trt.engines.windows import check_window, no_graphs, require_kept
+from lacache_trt.engines.padding import step_inputs
+from lacache_trt.engines.windows import check_window, no_graphs, not_filled, require_kept
 from lacache_trt.errors import EngineError
 
 Array = NDArray[Any]
@@ -194,9 +195,7 @@ class OnnxRuntimeSession:
 
     def _require_filled(self, call: str) -> None:
         if not self._caches:
-            raise EngineError(
-                f"{call} was called before fill", fix="call fill at each block's start"
-            )
+            raise not_filled(call)
 
     def _step(
         self,
@@ -208,10 +207,8 @@ class OnnxRuntimeSession:
         into: Mapping[str, ort.OrtValue] = MappingProxyType({}),
     ) -> tuple[StepOutputs, list[ort.OrtValue]]:
         """The predictions, and what the graph returns beside them; `into` holds its buffers."""
-        rows = len(sampling.seed)
-        columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
-        inputs = {**inputs, **vars(sampling), "logit_columns": columns}
-        outputs = _run(self._engine, graph, inputs, caches, into)
+        everything = step_inputs(inputs, sampling, logit_columns)
+        outputs = _run(self._engine, graph, everything, caches, into)
         predicted = len(fields(StepOutputs))
         return StepOutputs(*(value.numpy() for value in outputs[:predicted])), outputs[predicted:]
 

@@ -19,7 +19,7 @@ from lacache_trt.artifacts import Manifest
 from lacache_trt.closing import ClosesOnExit
 from lacache_trt.contract import caches_of
 from lacache_trt.engines.base import Capabilities, StepOutputs
-from lacache_trt.engines.padding import BUCKET, LISTED_IDS, Arrays, row_bucket
+from lacache_trt.engines.padding import BUCKET, LISTED_IDS, Arrays, Size, no_room, row_bucket
 from lacache_trt.engines.tensorrt.call import LaneShape, Resources, Step, covers_window, profile_for
 from lacache_trt.engines.tensorrt.device import CudaDevice, Device
 from lacache_trt.engines.tensorrt.kept import Runs, kept_bytes, window_bytes
@@ -126,8 +126,8 @@ class TensorRTEngine(ClosesOnExit):
             fix=f"build again with --profile ...,W={width},Bk={block} or ranges around them",
         )
 
-    def acquire(self, shape: LaneShape) -> Lane:
-        """A free lane of the shape, or a new one.
+    def acquire(self, shape: LaneShape, asked: Size) -> Lane:
+        """A free lane of the shape, or a new one, for a batch of the size that was asked for.
 
         Raises:
             CapacityError: a new lane does not fit into the device's memory.
@@ -141,13 +141,13 @@ class TensorRTEngine(ClosesOnExit):
             with self._device.activated():
                 while len(self._lanes) >= MAX_LANES and self._free:
                     self._evict()
-                self._make_room(lane_bytes(resources.plans, shape), shape)
+                self._make_room(lane_bytes(resources.plans, shape), shape, asked)
                 lane = Lane(resources, shape)
             self._lanes[id(lane)] = lane
             return lane
 
-    def reserve(self, lane: Lane, width: int = 0) -> None:
-        """Give a lane room for K and V of all layers, and for those of windows of this width.
+    def reserve(self, lane: Lane, asked: Size, width: int = 0) -> None:
+        """Give a batch's lane room for K and V of all layers, and for those of windows so wide.
 
         Raises:
             CapacityError: they do not fit into the device's memory.
@@ -159,7 +159,7 @@ class TensorRTEngine(ClosesOnExit):
                 needed += window_bytes(plans, lane.shape, width)
             if needed:
                 with self._device.activated():
-                    self._make_room(needed, lane.shape)
+                    self._make_room(needed, lane.shape, asked)
                     lane.keep(width)
 
     def release(self, lane: Lane) -> None:
@@ -215,15 +215,10 @@ class TensorRTEngine(ClosesOnExit):
         lane.release()
         del self._lanes[key]
 
-    def _make_room(self, needed: int, shape: LaneShape) -> None:
+    def _make_room(self, needed: int, shape: LaneShape, asked: Size) -> None:
         """Release idle lanes until so much more fits; `CapacityError` if it never will."""
         while needed > self._device.free_bytes() and self._free:
             self._evict()
-        if needed > self._device.free_bytes():
-            raise CapacityError(
-                f"a batch of {shape.rows} rows and {shape.columns} columns does not fit "
-                "into the device's memory",
-                got=f"{self._device.free_bytes():,} bytes free",
-                expected=f"{needed:,} bytes",
-                fix="use a smaller batch or a shorter canvas",
-            )
+        free = self._device.free_bytes()
+        if needed > free:
+            raise no_room(asked, (shape.rows, shape.columns), needed, free)

@@ -1,8 +1,8 @@
 """What a build would make, without making it: every choice, memory per profile, precisions.
 
-Weights and caches are exact. Activations are an estimate, the tensors of one layer and of the head
-that live at the same time; TensorRT decides what it really takes (`inspect` shows it afterwards
-where a GPU was there to open the plan).
+Weights, caches and the K and V kept for approximate caches are exact. Activations are an estimate,
+the tensors of one layer and of the head that live at the same time; TensorRT decides what it really
+takes (`inspect` shows it afterwards where a GPU was there to open the plan).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from lacache_trt.artifacts import Manifest
+from lacache_trt.contract import KEY_VALUE_GRAPHS, GraphSpec
 from lacache_trt.engines.builder import require_fp8
 from lacache_trt.engines.options import BuildOptions
 from lacache_trt.engines.registry import resolve_for_build
@@ -21,6 +22,7 @@ from lacache_trt.engines.tensorrt.building import Resolved, resolve_build
 from lacache_trt.engines.tensorrt.layout import plan_file
 from lacache_trt.engines.tensorrt.profiles import Profile
 from lacache_trt.engines.tensorrt.share_weights import dtype_name, large_weights, weight_tensors
+from lacache_trt.engines.tensorrt.staging import bytes_of
 from lacache_trt.gpus import find_gpus
 from lacache_trt.model.config import DTYPE_BYTES, Granularity, ModelConfig
 from lacache_trt.model.fp8 import (
@@ -101,7 +103,12 @@ def memory(
     weights = _weight_bytes(models, linears, shared=any(resolved.shared.values()))
     size = DTYPE_BYTES[resolved.dtype]
     return [
-        {"profile": profile.to_json(), "weights": weights, **_batch_bytes(config, profile, size)}
+        {
+            "profile": profile.to_json(),
+            "weights": weights,
+            **_batch_bytes(config, profile, size),
+            **_kept_bytes(resolved.contract, profile),
+        }
         for profile in resolved.profiles
     ]
 
@@ -117,6 +124,19 @@ def _batch_bytes(config: ModelConfig, profile: Profile, size: int) -> dict[str, 
         "activations": tokens * max(layer, ffn) * size,
         "logits": rows * read * config.vocab_size * (size + DTYPE_BYTES["float32"]),
     }
+
+
+def _kept_bytes(contract: Mapping[str, GraphSpec], profile: Profile) -> dict[str, int]:
+    """K and V of all layers that approximate caches keep, and those of their widest window."""
+    sizes = {name: found.high for name, found in profile.ranges.items()}
+    sizes["W"] = min(sizes["W"], sizes["N"])
+    reuse_kv, window = (
+        sum(bytes_of(tensor, sizes) for tensor in contract[name].outputs[-2:])
+        if name in contract
+        else 0
+        for name in KEY_VALUE_GRAPHS
+    )
+    return {"kept": reuse_kv, "window": window}
 
 
 def _stored(name: str, tensor: ir.ExternalTensor, linears: Planned) -> dict[str, int]:

@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lacache_trt.engines.base import Canvas, Int, Sampling, StepOutputs
-from lacache_trt.engines.padding import Arrays, moved_right, require_rows, with_rows
+from lacache_trt.engines.padding import (
+    Arrays,
+    Size,
+    moved_right,
+    require_rows,
+    step_inputs,
+    with_rows,
+)
 from lacache_trt.engines.tensorrt.call import Step
 from lacache_trt.engines.tensorrt.kept import Runs, runs_of
 from lacache_trt.engines.tensorrt.lane import (
@@ -22,10 +29,11 @@ from lacache_trt.engines.windows import (
     WindowMemory,
     check_window,
     no_graphs,
+    not_filled,
     padded_window,
     require_kept,
 )
-from lacache_trt.errors import EngineError, InvalidRequestError
+from lacache_trt.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from lacache_trt.engines.tensorrt.engine import TensorRTEngine
@@ -48,7 +56,7 @@ class TensorRTSession:
         shape = self._engine.shape_for(self._rows, columns, block_columns.shape[1])
         if self._lane is None or self._lane.shape != shape:
             self.close()
-            self._lane = self._engine.acquire(shape)
+            self._lane = self._engine.acquire(shape, (self._rows, columns))
         self._pads = shape.columns - columns
         geometry = moved_right(canvas, block_columns, self._pads)
         self._engine.run(self._lane, "fill", with_rows(geometry, shape.rows))
@@ -67,7 +75,7 @@ class TensorRTSession:
         """`reuse` that also keeps K and V of all layers and columns."""
         self._require_plans()
         lane = self._filled_lane("reuse_kv")
-        self._engine.reserve(lane)
+        self._engine.reserve(lane, self._asked(lane))
         self._keeps = False
         inputs = {BLOCK_TOKENS: block_tokens}
         outputs = self._step(lane, "reuse_kv", inputs, sampling, logit_columns)
@@ -91,7 +99,7 @@ class TensorRTSession:
             check_window(window_tokens, window_columns, block_columns, logit_columns, length)
         placed = self._windows.place(window_columns, block_columns, length, self._pads)
         width = placed[WINDOW_COLUMNS].shape[1]
-        self._engine.reserve(lane, width)
+        self._engine.reserve(lane, self._asked(lane), width)
         tokens, _ = padded_window(window_tokens, window_columns, width)
         inputs = {WINDOW_TOKENS: tokens, **placed}
         runs = runs_of(placed[WINDOW_COLUMNS])
@@ -129,10 +137,12 @@ class TensorRTSession:
 
     def _filled_lane(self, call: str) -> Lane:
         if self._lane is None or not self._filled:
-            raise EngineError(
-                f"{call} was called before fill", fix="call fill at each block's start"
-            )
+            raise not_filled(call)
         return self._lane
+
+    def _asked(self, lane: Lane) -> Size:
+        """Rows and columns of the fill, without repeated rows and pads."""
+        return self._rows, lane.shape.columns - self._pads
 
     def _require_plans(self) -> None:
         """Raise `InvalidRequestError` if the engine was built without those of windows."""
@@ -157,10 +167,9 @@ class TensorRTSession:
     ) -> StepOutputs:
         rows = len(sampling.seed)
         require_rows(rows, self._rows)
-        columns = np.zeros((rows, 0), np.int32) if logit_columns is None else logit_columns
-        moved = {"logit_columns": columns + np.int32(self._pads)}
-        everything = {**inputs, **vars(sampling), **moved}
-        step = window_step(everything) if graph == "window" else Step(columns.shape[1])
+        everything = step_inputs(inputs, sampling, logit_columns, self._pads)
+        read = everything["logit_columns"].shape[1]
+        step = window_step(everything) if graph == "window" else Step(read)
         self._engine.require_covered(lane.shape, step)
         self._engine.run(lane, graph, with_rows(everything, lane.shape.rows), *runs)
         return self._engine.collect(lane, step, rows)

@@ -1,5 +1,5 @@
 """`python -m lacache_trt.cli`."""
 
-from lacache_trt.cli.main import main
+from lacache_trt.cli.entry import main
 
 main()

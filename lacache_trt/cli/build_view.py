@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lacache_trt.cli.tables import human_bytes, key_values, table
 
-_PARTS = ("weights", "caches", "activations", "logits")
+_PARTS = {
+    "weights": "weights",
+    "caches": "caches",
+    "kept": "kept K and V",
+    "window": "window K and V",
+    "activations": "activations",
+    "logits": "logits",
+}
 
 
 def show_planned(planned: Mapping[str, Any]) -> None:
@@ -26,8 +33,11 @@ def show_planned(planned: Mapping[str, Any]) -> None:
         },
     )
     print()
-    rows = [_memory_row(entry) for entry in planned["memory"]]
-    table("device memory at each profile's largest sizes", ("profile", *_PARTS, "sum"), rows)
+    memory = planned["memory"]
+    parts = [name for name in _PARTS if any(entry[name] for entry in memory)]
+    columns = ("profile", *(_PARTS[name] for name in parts), "sum")
+    rows = [_memory_row(entry, parts) for entry in memory]
+    table("device memory at each profile's largest sizes", columns, rows)
     total = planned["gpu_memory_bytes"]
     if total:
         print(f"memory of the GPU: {human_bytes(total)}")
@@ -41,8 +51,8 @@ def show_planned(planned: Mapping[str, Any]) -> None:
     print(f"float32 in every layer: {planned['float32_everywhere']}")
 
 
-def _memory_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _memory_row(entry: Mapping[str, Any], parts: Sequence[str]) -> tuple[str, ...]:
     ranges = entry["profile"]
     profile = ",".join(f"{name}={':'.join(map(str, sizes))}" for name, sizes in ranges.items())
-    sizes = [entry[name] for name in _PARTS]
+    sizes = [entry[name] for name in parts]
     return (profile, *(human_bytes(size) for size in (*sizes, sum(sizes))))

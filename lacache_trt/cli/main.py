@@ -44,6 +44,8 @@ BENCHES = (
     bench_activations,
 )
 INTERNAL_ERROR = 3
+_REFUSING = ("strict", "surrogateescape")
+"""Ways to encode text that raise; the C locale has the second one."""
 
 
 def _completion_wanted() -> bool:
@@ -122,7 +124,7 @@ def _prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _REFUSING:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -18,10 +18,13 @@ from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
-_DEFAULTS: dict[signal.Signals, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGHUP: signal.SIG_DFL,
+from lacache_trt.cli.entry import end_at_once
+
+_Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
+_REPLACED: dict[signal.Signals, tuple[_Handler, ...]] = {
+    signal.SIGINT: (signal.default_int_handler, end_at_once),
+    signal.SIGTERM: (signal.SIG_DFL,),
+    signal.SIGHUP: (signal.SIG_DFL,),
 }
 # A terminal that closes sends SIGHUP twice: from the shell and from the kernel.
 _SAME_S = 1.0
@@ -82,20 +85,21 @@ def termination_raises() -> Iterator[Received]:
     as it is, and only the main thread may set handlers.
     """
     received = Received()
-    watched = []
+    before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        watched = [each for each, default in _DEFAULTS.items() if signal.getsignal(each) == default]
-    if not watched:
+        found = {number: signal.getsignal(number) for number in _REPLACED}
+        before = {number: own for number, own in found.items() if own in _REPLACED[number]}
+    if not before:
         yield received
         return
-    for number in watched:
+    for number in before:
         signal.signal(number, received.handle)
     try:
-        with _watched(received, frozenset(watched)):
+        with _watched(received, frozenset(before)):
             yield received
     finally:
-        for number in watched:
-            signal.signal(number, _DEFAULTS[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
