@@ -41,9 +41,10 @@ FFN_WIDTHS = (12288, 18944, 128, 2944)
 
 
 def linear_rows(geometry: Geometry | None, most_rows: int) -> Iterator[int]:
-    """Numbers of rows around the geometry's tile, odd ones included."""
+    """Numbers of rows around the geometry's tile, or for every rule, odd ones included."""
     tile = 128 if geometry is None else geometry.rows
-    for rows in (1, tile - 1, tile, tile + 1, 77, 383, 1153):
+    few = (16, 31, 33) if geometry is None else ()
+    for rows in (1, *few, tile - 1, tile, tile + 1, 77, 383, 1153):
         if rows <= most_rows:
             yield rows
 
@@ -170,7 +171,7 @@ def check_broken(ledger: Ledger, dtype: torch.dtype) -> None:
 
 
 def check_quantising(ledger: Ledger, dtype: torch.dtype) -> None:
-    """RMSNormQuant and SwiGLUQuant: values within the bounds, bytes and scales consistent."""
+    """The quantising kernels: values within the bounds, bytes and scales consistent."""
     eps = torch.tensor([1e-5], device=DEVICE)
     for rows, width in zip((1153, 77, 5, 9), NORM_WIDTHS, strict=True):
         hidden = torch.randn(rows, width, device=DEVICE).to(dtype)
@@ -183,6 +184,8 @@ def check_quantising(ledger: Ledger, dtype: torch.dtype) -> None:
         again = _empty_groups(rows, width, innermost=True)
         rms_norm_quant.launch(hidden, weight, eps, *again)
         _same_groups(ledger, f"rms_norm_quant {rows}x{width}", got, again)
+        group_quant.launch(hidden, *got)
+        _same_groups(ledger, f"group_quant {rows}x{width}", got, fp8.quantise_groups(hidden))
     for rows, width in zip((5, 333, 64, 7), FFN_WIDTHS, strict=True):
         gate_up = torch.randn(rows, 2 * width, device=DEVICE).to(dtype) * 4
         gate_up[rows // 2] = 0

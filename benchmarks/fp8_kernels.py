@@ -4,8 +4,7 @@
 
 1. Correctness: `fp8_checks` in a pool of processes, every geometry that is timed and every stage
    count of what ships; this also compiles the kernels in parallel. What fails is not timed.
-2. `--ptx-of 89`: the same checks of what ships for another SM, loaded from its PTX; no times.
-3. Time: `fp8_cases` in CUDA graphs over cold rotating weights, medians, libraries beside them.
+2. Time: `fp8_cases` in CUDA graphs over cold rotating weights, medians, libraries beside them.
 Writes fp8-kernels.json into $OUT. Exit code 1 if a check failed.
 """
 
@@ -18,7 +17,6 @@ from dataclasses import asdict
 
 import torch
 from fp8_cases import (
-    BF16,
     ROWS,
     SHAPES,
     LinearBench,
@@ -27,7 +25,7 @@ from fp8_cases import (
     bench_quantising,
     jobs,
 )
-from kernel_jobs import Job, Outcome, run_jobs
+from kernel_jobs import Outcome, run_jobs
 from kernel_timing import Bench
 from result_file import write_result
 
@@ -43,17 +41,6 @@ def report(outcomes: list[Outcome]) -> set[str]:
         for failure in outcome.failures[:3]:
             print(f"       {failure[:300]}")
     return {o.job.label for o in outcomes if o.failures}
-
-
-def ptx_jobs(sm: int) -> list[Job]:
-    """Checks of what ships for `sm`."""
-    found = []
-    for dtype in (torch.float16, BF16):
-        name = f"sm_{sm} PTX {str(dtype).removeprefix('torch.')}"
-        found.append(Job("quantising", f"quantising {name}", {"dtype": dtype}, sm))
-        base = {"dtype": dtype, "geometry": None, "most_rows": 2048}
-        found.append(Job("group_linear", f"linear {name}", base, sm))
-    return found
 
 
 def metrics(bench: Bench) -> dict[str, float]:
@@ -91,15 +78,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--no-times", action="store_true")
-    parser.add_argument("--ptx-of", type=int, metavar="SM", default=89, help="0: none")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse_arguments()
     started = time.perf_counter()
-    wanted = jobs() + (ptx_jobs(arguments.ptx_of) if arguments.ptx_of else [])
-    outcomes = [] if arguments.no_checks else run_jobs(wanted, arguments.workers)
+    outcomes = [] if arguments.no_checks else run_jobs(jobs(), arguments.workers)
     failed = report(outcomes)
     print(f"checks took {time.perf_counter() - started:.0f} s", flush=True)
     bench = Bench({label.replace("linear", "group_linear", 1) for label in failed})
@@ -120,7 +105,6 @@ def main() -> int:
         "errors": bench.errors,
         "failed_checks": {o.job.label: o.failures for o in outcomes if o.failures},
         "worst_of_bound": {o.job.label: o.worst for o in outcomes},
-        "launched_from_ptx": sorted({name for o in outcomes for name in o.launched}),
         "comparisons": sum(o.cases for o in outcomes),
     }
     write_result("fp8-kernels", torch.cuda.get_device_name(), metrics(bench), details)

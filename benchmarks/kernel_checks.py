@@ -229,12 +229,13 @@ def check_tokenwise(ledger: Ledger, dtype: torch.dtype) -> None:
     for batch, length, heads, kv_heads, head_dim in (
         (1, 384, 32, 32, 128), (2, 333, 28, 4, 128), (3, 17, 4, 2, 64)
     ):  # fmt: skip
-        check_rope(ledger, dtype, batch, length, heads, kv_heads, head_dim)
+        for grid in (None, rope.FEW, rope.MANY):
+            check_rope(ledger, dtype, batch, length, heads, kv_heads, head_dim, grid)
 
 
 def check_rope(
     ledger: Ledger, dtype: torch.dtype, batch: int, length: int, heads: int, kv_heads: int,
-    head_dim: int,
+    head_dim: int, grid: rope.Grid | None,
 ) -> None:  # fmt: skip
     width = (heads + 2 * kv_heads) * head_dim
     qkv = torch.randn(batch, length, width, device=DEVICE).to(dtype)
@@ -245,7 +246,7 @@ def check_rope(
         poisoned(batch, count, length, head_dim, dtype=dtype)
         for count in (heads, kv_heads, kv_heads)
     ]
-    rope.launch(qkv, *tables, *outputs)
+    rope.launch(qkv, *tables, *outputs, grid)
     bound = torch.finfo(dtype).eps * float(qkv.double().abs().max())
     for name, got, want in zip(
         "qkv", outputs, reference.rope(qkv, *tables, heads, kv_heads), strict=True

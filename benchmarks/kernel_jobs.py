@@ -1,8 +1,9 @@
 """Check jobs: what one is, how many run at once, and the ledger of their comparisons.
 
-A `Job` names a check function of `kernel_checks` or `fp8_checks` and its arguments, so that a pool
-of fresh processes can run many at once, which also compiles the kernels in parallel and leaves them
-in Triton's cache for the timing that follows. A process that dies takes only its own job with it.
+A `Job` names a check function of `kernel_checks`, `window_checks` or `fp8_checks` and its
+arguments, so that a pool of fresh processes can run many at once, which also compiles the kernels
+in parallel and leaves them in Triton's cache for the timing that follows. A process that dies takes
+only its own job with it.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ def run_job(job: Job) -> Outcome:
 def _run_check(job: Job, ledger: Ledger) -> tuple[str, ...]:
     import fp8_checks
     import kernel_checks
+    import window_checks
 
-    check = (kernel_checks.CHECKS | fp8_checks.CHECKS)[job.check]
+    check = (kernel_checks.CHECKS | window_checks.CHECKS | fp8_checks.CHECKS)[job.check]
     if job.ptx_of is None:
         check(ledger, **job.arguments)
         return ()

@@ -24,6 +24,7 @@ STREAM_TILES = [
 SPLIT_TILES = [Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3), Tiles(32, 128, 4, 2)]
 REUSE_TILES = [Tiles(*t) for t in ((64, 32, 4, 2), (64, 32, 4, 1), (64, 32, 4, 3), (32, 32, 4, 2))]
 REUSE_BLOCK_KEYS = (32, 64, 128)
+WINDOW_SEEDS = 4
 SAMPLE_CHUNKS = [(1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8)]
 
 
@@ -67,4 +68,9 @@ def shipping_jobs(ptx_of: int | None = None) -> list[Job]:
         found.append(Job("tokenwise", f"tokenwise {name} {label}", {"dtype": dtype}, ptx_of))
         sample = {"dtype": dtype, "chunk": sample_block.CHUNK, "warps": sample_block.WARPS}
         found.append(Job("sample", f"sample {name} {label}", sample, ptx_of))
+        window = {"dtype": dtype, "seeds": WINDOW_SEEDS}
+        found.append(Job("window", f"window {name} {label}", window, ptx_of))
+        found.append(Job("quantising", f"quantising {name} {label}", {"dtype": dtype}, ptx_of))
+        linear = {"dtype": dtype, "geometry": None, "most_rows": 2048}
+        found.append(Job("group_linear", f"linear {name} {label}", linear, ptx_of))
     return found

@@ -27,6 +27,7 @@ class Row:
 def graph_time(calls: list[Callable[[], object]], replays: int = 25) -> float:
     """Median microseconds per call of one CUDA graph that makes all the calls once."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which makes the inputs
     with torch.cuda.stream(stream):
         for call in calls:
             call()

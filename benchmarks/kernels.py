@@ -1,11 +1,12 @@
 """Checks and times every kernel on a GPU; run it as `python3 benchmarks/kernels.py`.
 
-1. Correctness: `kernel_checks` in a pool of processes (all elements against float64); a
-   configuration that fails is reported and not timed.
+1. Correctness: what ships for every op, and the geometries that are timed, in a pool of processes
+   (all elements against float64); a configuration that fails is reported and not timed.
 2. Time: each configuration at LLaDA-8B's shapes (32 heads x 128, d 4096, FFN 12288, vocabulary
    126464, Bk 32) in one CUDA graph over rotating buffers larger than the L2, median of many
    replays; the library's time of the same run beside it.
-3. `--ptx-of 89`: the same checks of the kernels that ship for another SM, loaded from their PTX.
+3. `--ptx-of 89`: the checks of what ships for another SM, loaded from its PTX, and that none of
+   it was left out.
 4. `--json FILE` (default $OUT/kernels.json) gets the metrics. Exit code 1 if any check failed.
 """
 

@@ -93,7 +93,8 @@ class Run:
 def checks(run: Run, seeds: int) -> dict[str, object]:
     """Comparisons with float64."""
     ledger = Ledger()
-    check_windows(ledger, seeds)
+    for dtype in (torch.bfloat16, torch.float16):
+        check_windows(ledger, dtype, seeds)
     run.failures += ledger.failures[:20]
     run.metrics["h200.window_checks.cases"] = ledger.cases
     run.metrics["h200.window_checks.worst_error_over_bound"] = ledger.worst
