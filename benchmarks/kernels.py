@@ -7,19 +7,16 @@
    replays; the library's time of the same run beside it.
 3. `--ptx-of 89`: the checks of what ships for another SM, loaded from its PTX, and that none of
    it was left out.
-4. `--json FILE` (default $OUT/kernels.json) gets the metrics. Exit code 1 if any check failed.
+Writes kernels.json, or kernels_sm89.json, into $OUT. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import kernel_checks  # noqa: F401 (makes the package importable from a checkout)
 import torch
@@ -27,6 +24,7 @@ from kernel_cases import PARTS, time_parts
 from kernel_jobs import Outcome, run_jobs
 from kernel_sweep import jobs, shipping_jobs
 from kernel_timing import Bench
+from result_file import write_result
 
 
 def report_checks(outcomes: list[Outcome]) -> set[str]:
@@ -40,6 +38,16 @@ def report_checks(outcomes: list[Outcome]) -> set[str]:
         for failure in outcome.failures[:3]:
             print(f"       {failure[:400]}")
     return {o.job.label for o in outcomes if o.failures}
+
+
+def check_metrics(outcomes: list[Outcome]) -> dict[str, float]:
+    """How much was compared."""
+    return {
+        "h200.kernel_checks.jobs": len(outcomes),
+        "h200.kernel_checks.failed": sum(1 for o in outcomes if o.failures),
+        "h200.kernel_checks.comparisons": sum(o.cases for o in outcomes),
+        "h200.kernel_checks.worst_of_bound": max((o.worst for o in outcomes), default=0.0),
+    }
 
 
 def metrics(bench: Bench) -> dict[str, float]:
@@ -73,8 +81,6 @@ def never_launched(outcomes: list[Outcome], sm: int) -> list[str]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    folder = Path(os.environ.get("OUT", "."))
-    parser.add_argument("--json", type=Path, default=folder / "kernels.json")
     parser.add_argument("--workers", type=int, default=16, help="0: check in this process")
     parser.add_argument("--only", default="", help="check only jobs whose label matches this")
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help="time only these")
@@ -100,21 +106,17 @@ def main() -> int:
         time_parts(bench, arguments.parts)
     elif not arguments.only:
         missing = never_launched(outcomes, sm)
-    result = {
-        "command": " ".join(["python3", *sys.argv]),
-        "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
-        "metrics": metrics(bench),
-        "details": {
-            "rows": [asdict(row) for row in bench.rows],
-            "errors": bench.errors,
-            "failed_checks": {o.job.label: o.failures for o in outcomes if o.failures},
-            "launched_from_ptx": sorted({name for o in outcomes for name in o.launched}),
-            "comparisons": sum(o.cases for o in outcomes),
-        },
+    details = {
+        "rows": [asdict(row) for row in bench.rows],
+        "errors": bench.errors,
+        "worst_of_bound": {o.job.label: o.worst for o in outcomes},
+        "failed_checks": {o.job.label: o.failures for o in outcomes if o.failures},
+        "launched_from_ptx": sorted({name for o in outcomes for name in o.launched}),
+        "missing_from_ptx": missing,
     }
-    arguments.json.write_text(json.dumps(result, indent=1))
+    found = check_metrics(outcomes) | metrics(bench)
+    name = "kernels" if sm is None else f"kernels_sm{sm}"
+    write_result(name, torch.cuda.get_device_name(), found, details)
     bad = len(failed) + len(bench.errors) + len(missing)
     print(f"{len(outcomes)} check jobs, {bad} failed, {time.perf_counter() - started:.0f} s")
     return 1 if bad else 0
