@@ -23,7 +23,7 @@ _EXPORT = {
     "onnx-graphsurgeon": ">=0.5.8",
 }
 _FP8 = {"nvidia-modelopt": "==0.47.0", "transformers": ">=5.0,<5.15", "requests": ">=2.31"}
-_CUDA = {"torch": ">=2.11", "triton": ">=3.6", "safetensors": ">=0.5"}
+_CUDA = {"torch": ">=2.11", "triton": ">=3.6,<3.7", "safetensors": ">=0.5"}
 EXTRAS: dict[str, tuple[str, dict[str, str]]] = {
     "export": ("export, half-precision build", _EXPORT),
     "hub": ("export of a hub id", {"huggingface-hub": ">=1.0"}),

@@ -1,8 +1,8 @@
 """Typed errors: each says what went wrong, what was found, what was expected, how to fix it.
 
 Every error that the toolkit raises on purpose derives from `LaCacheError`, so a service can catch
-one class. `exit_code` is what the command line returns (0 ok, 1 a check failed, 2 usage,
-3 environment or artefact mismatch, 130 interrupted, 143 stopped by SIGTERM).
+one class. `exit_code` is what the command line returns (0 ok, 1 a check failed or a deadline
+passed, 2 usage, 3 environment or artefact mismatch, 130 interrupted, 143 stopped by SIGTERM).
 """
 
 from __future__ import annotations

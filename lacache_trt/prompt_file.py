@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from lacache_trt.errors import InvalidRequestError
+from lacache_trt.generation import GenerationConfig
 from lacache_trt.strict_json import read_bounded
 
 Prompt = str | list[int]
@@ -83,6 +84,7 @@ def parse_prompt(text: str, place: str) -> Prompt:
             else 'put text in double quotes: "What is 12 + 30?"',
         ) from error
     if isinstance(value, dict):
+        _refuse_settings(value, place)
         value = value.get("prompt")
     if isinstance(value, str):
         return value
@@ -94,3 +96,15 @@ def parse_prompt(text: str, place: str) -> Prompt:
         expected=_ONE,
         fix='write a string or token ids, under the key "prompt" if it is an object',
     )
+
+
+def _refuse_settings(line: dict[str, object], place: str) -> None:
+    """Other fields of a data set are welcome, but no setting that would be ignored."""
+    settings = sorted(line.keys() & {field.name for field in fields(GenerationConfig)})
+    if settings:
+        raise InvalidRequestError(
+            f"{place} has settings of its own",
+            got=", ".join(settings),
+            expected="the same settings for all prompts of a call",
+            fix="give them as flags or with --config",
+        )

@@ -102,7 +102,10 @@ def test_what_stdout_cannot_encode_is_escaped(settings: dict[str, str], tmp_path
 def test_demo_keeps_in_a_directory_only(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    for keep in (file, file / "below"):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("{}")
+    for keep in (file, file / "below", bundle):
         result = invoke("demo", "--keep", keep)
         assert result.exit_code == 3
         assert "fix:" in result.stderr

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lacache_trt.cli.main import app
+from lacache_trt.cli.prompts import read_prompts
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.prompt_file import read_prompt_file
 
@@ -52,6 +53,11 @@ def test_the_fix_is_a_line_that_can_be_read(tmp_path: Path) -> None:
         (b"What is 12 + 30?\n", "line 1 of p.jsonl is not JSON", "double quotes"),
         (b'\xef\xbb\xbf"text"\n', "line 1 of p.jsonl is not JSON", "without a byte order mark"),
         (b"[3]\n3\n", "line 2 of p.jsonl holds no prompt", "a string or token ids"),
+        (
+            b'{"prompt": "a", "gen_length": 8}\n',
+            "line 1 of p.jsonl has settings of its own",
+            "as flags",
+        ),
         (b"\xff", "p.jsonl is not UTF-8 text", "UTF-8"),
         (b"\n", "p.jsonl holds no prompt", "write one line a prompt"),
     ],
@@ -68,3 +74,19 @@ def test_the_command_line_says_so(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert KINDS in json.loads(result.stdout)["error"]["expected"]
+
+
+def test_other_fields_of_a_data_set_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"id": 7, "prompt": "What?", "answer": "That."}\n')
+    assert read_prompt_file(tmp_path / "p.jsonl").prompts == ("What?",)
+
+
+def test_a_prompt_that_names_a_file_is_answered_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.txt"
+    assert read_prompts(str(path), tokens=False, jsonl=False) == [str(path)]
+    assert capsys.readouterr().err == ""
+    path.touch()
+    assert read_prompts(str(path), tokens=False, jsonl=False) == [str(path)]
+    assert f"to read that file: < {path}" in capsys.readouterr().err

@@ -124,6 +124,21 @@ def test_the_mask_id_refusal_explains_the_reference() -> None:
         rows.check_prompt([MODEL.mask_id], MODEL, 8)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "fix"),
+    [
+        (["one question", "another"], "a list of prompts only to generate"),
+        ([[1, 2], [3]], "a list of prompts only to generate"),
+        ([{"role": "user", "content": "What?"}], "messages are not supported"),
+        ([1.5], "pass token ids"),
+    ],
+)
+def test_a_prompt_of_other_things_says_what_to_pass(prompt: list[object], fix: str) -> None:
+    with pytest.raises(InvalidRequestError, match="token 0 of the prompt is not an int") as caught:
+        rows.check_prompt(prompt, MODEL, 8)
+    assert fix in str(caught.value.fix)
+
+
 @pytest.mark.parametrize("length", [249, 256, 1000])
 def test_prompts_beyond_the_context_are_refused(length: int) -> None:
     assert len(rows.check_prompt([1] * 248, MODEL, 8)) == 248

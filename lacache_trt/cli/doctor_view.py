@@ -58,7 +58,7 @@ def _extra_line(extra: Extra) -> Text:
     found = [f"{name} {version}" for name, version in extra.versions.items() if version]
     parts = [f"missing {', '.join(missing)}"] if missing else []
     parts += [
-        f"{name} {extra.versions[name]} is outside {bounds}"
+        f"{name} {extra.versions[name]} is outside {bounds}, which was tested"
         for name, bounds in extra.outside.items()
     ]
     parts += [f"installed {', '.join(found)}"] if found else []

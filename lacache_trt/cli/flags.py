@@ -65,7 +65,7 @@ class FlagGroup(Generic[Options]):
         own = (self.prefix + field.name).replace("_", "-")
         name = _OWN_NAMES.get(field.name, "--" + own)
         if flag.kind is bool and name != "--force":
-            name = f"{name}/--no-{own}"
+            name = f"{name}/--{own.removeprefix('no-') if own.startswith('no-') else 'no-' + own}"
         default = field.default
         shown = "" if default in (None, False, ()) else f" [default: {_spelling(default)}]"
         sentence = _capitalised(text, flag.choices)

@@ -12,7 +12,7 @@ from lacache_trt.cli.output import Output
 from lacache_trt.generation import GenerationConfig, GenerationResult
 
 BATCH_SIZE = 8
-PROMPT_HELP = "The prompt; '-' or nothing reads one prompt a line from stdin."
+PROMPT_HELP = "The prompt; '-' or nothing reads one a line from stdin, empty lines left out."
 TOKENS_HELP = "Prompts are token ids, separated by spaces or commas."
 JSONL_HELP = 'Each line of stdin is JSON: a string, token ids, or {"prompt": ...}.'
 

@@ -29,8 +29,8 @@ from lacache_trt.cli.usage import VerbGroup
 from lacache_trt.cli.verify import verify
 
 EPILOG = (
-    "Exit codes: 0 ok, 1 a check failed, 2 usage, 3 environment or artefact, 130 interrupted, "
-    "143 stopped by SIGTERM. "
+    "Exit codes: 0 ok, 1 a check failed or a deadline passed, 2 usage, 3 environment or "
+    "artefact, 130 interrupted, 143 stopped by SIGTERM. "
     "Results go to stdout, progress and errors to stderr; --json prints one document. "
     "--install-completion sets up your shell."
 )

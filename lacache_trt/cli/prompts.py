@@ -6,6 +6,7 @@ each line is a JSON string, a list of token ids, or an object with the field `pr
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TextIO
 
@@ -26,6 +27,9 @@ def read_prompts(
             fix="leave --tokens out: a JSON line may be a list of token ids",
         )
     if argument is not None and argument != "-":
+        if os.path.isfile(argument):
+            note = f"note: {argument!r} is taken as the question; to read that file: < {argument}"
+            print(note, file=sys.stderr)
         return [_parse(argument, 1, tokens, jsonl)]
     stream = sys.stdin if stdin is None else stdin
     if argument is None and stream.isatty():

@@ -14,7 +14,7 @@ as rounding).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -76,7 +76,7 @@ def _check_token(index: int, token: object, model: ModelConfig) -> int:
             f"token {index} of the prompt is not an int",
             got=describe(token),
             expected="a list of ints",
-            fix="pass token ids, or text as one string",
+            fix=_what_to_pass(token),
         )
     value = int(token)
     if not 0 <= value < model.vocab_size:
@@ -95,6 +95,14 @@ def _check_token(index: int, token: object, model: ModelConfig) -> int:
             fix="remove the token; filling gaps inside a prompt is not supported",
         )
     return value
+
+
+def _what_to_pass(item: object) -> str:
+    if isinstance(item, Mapping):
+        return "pass one text, which becomes the user's message; messages are not supported"
+    if isinstance(item, (str, Sequence)):
+        return "pass token ids, or text as one string; a list of prompts only to generate"
+    return "pass token ids, or text as one string"
 
 
 def pad_left(

@@ -23,6 +23,7 @@ from lacache_trt.export.exporter import export_bundle
 from lacache_trt.export.options import ExportOptions
 from lacache_trt.generation import Cache, GenerationConfig, GenerationResult
 from lacache_trt.progress import Progress
+from lacache_trt.publish import MANIFEST_NAME
 from lacache_trt.runtime import Runtime
 
 BATCH_SIZE = 16
@@ -96,6 +97,13 @@ def _workplace(keep: Path | None) -> Iterator[Path]:
         with TemporaryDirectory(prefix="lacache-trt-demo-") as temporary:
             yield Path(temporary)
         return
+    if (keep / MANIFEST_NAME).exists():
+        raise OutputError(
+            "the demo would write into a bundle or an engine",
+            got=f"{keep} with a {MANIFEST_NAME}",
+            expected="a directory for both, or a name that does not exist yet",
+            fix="--keep another name",
+        )
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
