@@ -24,7 +24,13 @@ from lacache_trt.contract import GraphSpec
 from lacache_trt.contract_json import contract_from_json
 from lacache_trt.errors import ArtifactError
 from lacache_trt.file_records import FileRecord as FileRecord
-from lacache_trt.file_records import check_hashes, check_tree, read_file_records, record_files
+from lacache_trt.file_records import (
+    Snapshot,
+    check_hashes,
+    check_tree,
+    read_file_records,
+    record_files,
+)
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.model_section import read_model_section
 from lacache_trt.progress import Progress, SilentProgress
@@ -55,6 +61,7 @@ class Manifest:
         model: the architecture.
         contract: the tensor contract by graph name; empty if the artefact records none.
         body: everything that the writer of the artefact recorded, `model` and `contract` included.
+        snapshot: the files as they were checked.
     """
 
     directory: Path
@@ -64,6 +71,7 @@ class Manifest:
     model: ModelConfig
     contract: Mapping[str, GraphSpec]
     body: Mapping[str, object]
+    snapshot: Snapshot
 
     def path(self, name: str) -> Path:
         """Path of a listed file."""
@@ -130,6 +138,7 @@ def load_manifest(
     found, content = _read_checked(directory, kind)
     try:
         files = read_file_records(content["files"])
+        snapshot = Snapshot.take(directory, (MANIFEST_NAME, *files))
         check_tree(directory, files)
         if hashes == "full":
             check_hashes(directory, files, progress or SilentProgress())
@@ -138,7 +147,8 @@ def load_manifest(
         model = read_model_section(body["model"])
     except ArtifactError as error:
         raise _with_fix(error, found, directory) from error
-    return Manifest(directory, found, str(content["toolkit_version"]), files, model, contract, body)
+    writer = str(content["toolkit_version"])
+    return Manifest(directory, found, writer, files, model, contract, body, snapshot)
 
 
 def _read_checked(directory: Path, kind: Kind | None) -> tuple[Kind, dict[str, object]]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,44 @@ class FileRecord:
 
     size: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Which files of a directory were checked, for who opens one of them later.
+
+    Attributes:
+        directory: absolute, so that a change of the working directory does not matter.
+        identities: device, inode, size and time of the last change of each file.
+    """
+
+    directory: Path
+    identities: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def take(cls, directory: Path, names: Iterable[str]) -> Snapshot:
+        """Take it before the files are read, so that a change meanwhile counts too."""
+        absolute = directory.absolute()
+        return cls(absolute, {name: _identity(absolute / name) for name in names})
+
+    def require_unchanged(self) -> None:
+        """Raise `ArtifactError` if a file is gone or another one by now."""
+        for name, identity in self.identities.items():
+            if _identity(self.directory / name) != identity:
+                raise ArtifactError(
+                    "the directory was changed or replaced since it was loaded",
+                    got=f"another {name}, or none, in {self.directory}",
+                    expected="the files that were checked",
+                    fix="load it again",
+                )
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def record_files(directory: Path) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +119,8 @@ def as_prompts(prompt: object) -> tuple[list[PromptLike], bool]:
     """The prompts of a call, and whether it was one prompt and not a list of them."""
     if isinstance(prompt, str) or _is_token_list(prompt):
         return [prompt], True  # type: ignore[list-item]
-    if not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) == 0:
+    unordered = isinstance(prompt, (Mapping, Set))
+    if unordered or not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) == 0:
         raise InvalidRequestError(
             "a prompt is neither text nor token ids",
             got=describe(prompt),

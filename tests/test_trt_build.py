@@ -18,13 +18,14 @@ from synthetic import make_llada
 from lacache_trt.artifacts import Manifest, load_manifest
 from lacache_trt.engines.tensorrt import bindings
 from lacache_trt.engines.tensorrt.attach_programs import AttachPrograms
-from lacache_trt.engines.tensorrt.building import build_plans
+from lacache_trt.engines.tensorrt.building import build_plans, resolve_build
 from lacache_trt.engines.tensorrt.graphs import prepare_graph
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.engines.tensorrt.plan import Target, build_plan, check_network
 from lacache_trt.engines.tensorrt.profiles import parse_profiles
 from lacache_trt.errors import (
     EngineError,
+    InvalidRequestError,
     MissingDependencyError,
     VerificationError,
 )
@@ -229,3 +230,19 @@ def test_graphs_with_programs_are_valid_onnx(bundles: dict[str, Manifest], tmp_p
     assert attribute.t.data_type == onnx.TensorProto.INT8
     assert onnx.numpy_helper.to_array(attribute.t).tobytes() == programs("float16")["fill"][0]
     assert any("program" in function.attribute for function in model.functions)
+
+
+def test_a_profile_has_each_size_once() -> None:
+    with pytest.raises(InvalidRequestError, match="a profile has B twice"):
+        parse_profiles(("B=1,N=64,B=2",), 64)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"trt_version": "8.5"}, {"timing_cache": Path("tactics.bin")}], ids=str
+)
+def test_what_only_tensorrt_has_is_refused_before_anything_is_resolved(
+    bundles: dict[str, Manifest], settings: dict[str, Any]
+) -> None:
+    flag = "--" + next(iter(settings)).replace("_", "-")
+    with pytest.raises(InvalidRequestError, match=f"{flag} is for TensorRT"):
+        resolve_build(bundles["float16"], "tensorrt-rtx", TensorRTOptions(**settings))

@@ -34,7 +34,7 @@ class OnnxRuntimeEngine(ClosesOnExit):
     """A loaded model; sessions on any thread share it.
 
     A graph but `fill` and `reuse` is opened at its first use, because each would hold the weights
-    once more.
+    once more. If the directory is another one by then, that is an error: its graphs must not mix.
     """
 
     name = "onnxruntime"
@@ -82,7 +82,9 @@ class OnnxRuntimeEngine(ClosesOnExit):
         if threads is not None:
             options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        path = self._manifest.path(f"{name}.onnx")
+        snapshot = self._manifest.snapshot
+        path = snapshot.directory / self._manifest.path(f"{name}.onnx").name
+        snapshot.require_unchanged()
         try:
             session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
@@ -91,6 +93,7 @@ class OnnxRuntimeEngine(ClosesOnExit):
                 got=str(error).strip(),
                 fix=f"build the engine again with onnxruntime {ort.__version__} installed",
             ) from error
+        snapshot.require_unchanged()
         check_contract(session, self.spec(name))
         return session
 

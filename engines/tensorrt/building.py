@@ -64,13 +64,7 @@ def build(
     bundle: Manifest, directory: Path, options: BuildOptions, progress: Progress
 ) -> dict[str, Any]:
     """Write the plans into `directory`; returns the engine part of the manifest."""
-    if options.tensorrt.trt_version is not None:
-        if options.engine != TENSORRT:
-            raise InvalidRequestError(
-                "--trt-version is for TensorRT",
-                got=f"--engine {options.engine}",
-                expected=f"--engine {TENSORRT}",
-            )
+    if options.tensorrt.trt_version is not None and options.engine == TENSORRT:
         return build_legacy(bundle, directory, options.tensorrt, progress)
     return build_plans(bundle, directory, options.engine, options.tensorrt, progress)
 
@@ -82,6 +76,7 @@ def resolve_build(bundle: Manifest, flavour: str, settings: TensorRTOptions) -> 
         MissingDependencyError: TensorRT or a GPU is missing.
         InvalidRequestError, CapacityError: the bundle or a profile does not suit.
     """
+    _check_flavour(flavour, settings)
     trt = import_tensorrt(flavour)
     _check_version(flavour, str(trt.__version__))
     dtype = str(bundle.body["dtype"])
@@ -101,6 +96,19 @@ def resolve_build(bundle: Manifest, flavour: str, settings: TensorRTOptions) -> 
             for name in graphs
         },
     )
+
+
+def _check_flavour(flavour: str, settings: TensorRTOptions) -> None:
+    """Refuse what only the other flavour has."""
+    given = {"--trt-version": settings.trt_version, "--timing-cache": settings.timing_cache}
+    for flag, value in given.items():
+        if value is not None and flavour != TENSORRT:
+            raise InvalidRequestError(
+                f"{flag} is for TensorRT",
+                got=f"--engine {flavour}",
+                expected=f"--engine {TENSORRT}",
+                fix=f"leave {flag} out",
+            )
 
 
 def graphs_to_build(contract: Mapping[str, GraphSpec], cache: str) -> tuple[str, ...]:

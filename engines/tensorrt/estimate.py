@@ -34,6 +34,7 @@ from lacache_trt.model.fp8 import (
 )
 from lacache_trt.plugins.programs import PROGRAMS, require_kernels
 from lacache_trt.plugins.spec import DOMAIN
+from lacache_trt.prompt_file import read_prompt_file
 
 Planned = Mapping[str, Granularity]
 """The linears that would become FP8, and who would share their scales."""
@@ -53,6 +54,8 @@ def plan_build(bundle: Manifest, options: BuildOptions) -> dict[str, Any]:
     settings = options.tensorrt
     resolved = resolve_build(bundle, entry.name, settings)
     require_fp8(bundle, replace(options, engine=entry.name), resolved.sm)
+    if options.calibration is not None:
+        read_prompt_file(options.calibration)
     if settings.plugins:
         require_kernels(resolved.sm)
     models = {name: ir.load(bundle.path(f"{name}.onnx")) for name in resolved.contract}

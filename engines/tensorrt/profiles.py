@@ -137,7 +137,7 @@ def _is_range(sizes: object) -> bool:
 
 
 def _parse(text: str, max_length: int) -> Profile:
-    ranges = default_ranges(max_length)
+    ranges, seen = default_ranges(max_length), set[str]()
     for item in text.split(","):
         found = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})(?::(\d{1,9}):(\d{1,9}))?\s*", item)
         if found is None or found[1] not in SYMBOLS:
@@ -152,5 +152,13 @@ def _parse(text: str, max_length: int) -> Profile:
                 expected="sizes of at least 1; R, the logit columns, may be 0",
                 fix=f"write {found[1]}=1:OPT:MAX or one size",
             )
+        if found[1] in seen:
+            raise InvalidRequestError(
+                f"a profile has {found[1]} twice",
+                got=repr(text),
+                expected=_SYNTAX,
+                fix="repeat --profile for another profile",
+            )
+        seen.add(found[1])
         ranges[found[1]] = Range(low, int(found[3] or low), int(found[4] or low))
     return Profile(ranges)
