@@ -35,7 +35,7 @@ from lacache_trt.model.config import Dtype, ModelConfig, parameter_shapes
 from lacache_trt.model.ops import TorchOps
 from lacache_trt.model.transformer import Transformer
 from lacache_trt.progress import Progress
-from lacache_trt.publish import SCRATCH_MARK
+from lacache_trt.siblings import SCRATCH_MARK
 
 BOUND = 1e-4
 WEIGHTS = "weights.safetensors"

@@ -3,32 +3,29 @@
 The work goes to a hidden sibling `.NAME.tmp-PID-RANDOM`; when it is finished every file and
 directory is flushed to disk and one rename makes it visible as `NAME`. An artefact that it replaces
 steps aside to `.NAME.old-PID-RANDOM` first. An exception, Ctrl-C or SIGTERM leaves the old or the
-new artefact and no sibling. SIGKILL or a power cut may leave siblings; once their owner is gone,
-the next run for this output puts back an old artefact without a successor and removes the others.
+new artefact and no sibling. SIGKILL or a power cut may leave siblings that nobody owns: the next
+run for this output puts back an old artefact without a successor and removes the others.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import re
-import secrets
 import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from lacache_trt.errors import OutputError
+from lacache_trt.siblings import DirectoryLock, put_back, recover, remove, sibling
 
 MANIFEST_NAME = "manifest.json"
-SCRATCH_MARK = ".scratch-"
-"""Stands in the name of a folder beside the temporary directory that shares its fate."""
 _EXPECTED = "a new or empty directory in a folder that exists"
 _ALWAYS_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST}
 
 
 @contextmanager
@@ -44,27 +41,24 @@ def publish_directory(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         OutputError: `out` cannot be written, or the disk is full.
     """
     out = Path(os.path.abspath(out))
-    _recover(out)
+    recover(out)
     _refuse_unwritable(out, overwrite)
-    temporary = _sibling(out, "tmp")
-    with _termination_as_exception():
-        lock = -1
+    temporary, lock = sibling(out, "tmp"), DirectoryLock()
+    with _termination_as_exception(), lock:
         try:
-            lock = _create(temporary, out)
+            while not lock.create(temporary):
+                temporary = sibling(out, "tmp")
             yield temporary
             _flush(temporary)
             _replace(temporary, out, overwrite)
         except OSError as error:
-            _remove(temporary)
+            remove(temporary)
             if _is_output_failure(error, temporary, out):
                 raise _output_error(error, out) from error
             raise
         except BaseException:
-            _remove(temporary)
+            remove(temporary)
             raise
-        finally:
-            if lock >= 0:
-                os.close(lock)
 
 
 def refuse_overlap(out: Path, source: Path, *, inside_allowed: bool = False) -> None:
@@ -80,22 +74,6 @@ def refuse_overlap(out: Path, source: Path, *, inside_allowed: bool = False) -> 
             expected="an output directory beside the input",
             fix="choose another output directory",
         )
-
-
-def _sibling(out: Path, role: str) -> Path:
-    return out.parent / f".{out.name}.{role}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _create(temporary: Path, out: Path) -> int:
-    """Make the directory and lock it: a lock outlives no process, a process id may be reused."""
-    try:
-        temporary.mkdir()
-    except OSError as error:
-        raise _output_error(error, out) from error
-    descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-    with suppress(OSError):  # some network file systems cannot lock a directory
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
 
 
 def _refuse_unwritable(out: Path, overwrite: bool) -> None:
@@ -171,73 +149,31 @@ def _sync(path: str | Path) -> None:
 
 def _replace(temporary: Path, out: Path, overwrite: bool) -> None:
     """Rename into place; an existing artefact steps aside and comes back if that fails."""
-    # Another process may have published the same output in the meantime.
-    _refuse_unwritable(out, overwrite)
-    if not (out.is_dir() and any(os.scandir(out))):
-        os.rename(temporary, out)
-        _sync(out.parent)
-        return
-    old = _sibling(out, "old")
-    try:
-        os.rename(out, old)
-        os.rename(temporary, out)
-        _sync(out.parent)
-        _remove(old)
-    except BaseException:  # a signal too, wherever it came
-        if not out.exists():
-            os.rename(old, out)
-        elif not temporary.exists():
-            _remove(old)
-        raise
+    old = sibling(out, "old")
+    with DirectoryLock() as lock:
+        lock.wait_for(out)
+        # Another process may have published the same output in the meantime.
+        _refuse_unwritable(out, overwrite)
+        try:
+            if overwrite and out.is_dir():
+                os.rename(out, old)
+            os.rename(temporary, out)
+            _sync(out.parent)
+            remove(old)
+        except BaseException as error:  # a signal too, wherever it came
+            put_back(old, out)
+            if isinstance(error, OSError) and error.errno in _OCCUPIED:
+                raise _overtaken(out) from error
+            raise
 
 
-def _recover(out: Path) -> None:
-    """Clean up after processes that were killed while they wrote this output."""
-    name = re.escape(f".{out.name}.") + r"(tmp|old)-(\d+)-[0-9a-f]{8}"
-    pattern = re.compile(rf"{name}(?:{re.escape(SCRATCH_MARK)}\w+)?")
-    with suppress(OSError):
-        for entry in sorted(os.scandir(out.parent), key=lambda entry: entry.name):
-            match = pattern.fullmatch(entry.name)
-            if match is None or not entry.is_dir(follow_symlinks=False):
-                continue
-            path = Path(entry.path)
-            if not _abandoned(path, int(match.group(2))):
-                continue
-            if match.group(1) == "old" and SCRATCH_MARK not in entry.name and not out.exists():
-                os.rename(path, out)
-            else:
-                _remove(path)
-
-
-def _abandoned(path: Path, pid: int) -> bool:
-    """Whether the owner is gone: its process id is dead and nobody holds the lock."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        pass
-    except (OSError, OverflowError):
-        return False
-    else:
-        return False
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # alive in another container that shares this file system
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _remove(path: Path) -> None:
-    """Delete a directory; a signal meanwhile unwinds once that is done."""
-    try:
-        shutil.rmtree(path, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
+def _overtaken(out: Path) -> OutputError:
+    return OutputError(
+        "another build published this output while this one was about to; that one stands",
+        got=f"{out}, written meanwhile",
+        expected="one build of an output at a time",
+        fix="keep it, or build again with --force (overwrite=True) to replace it",
+    )
 
 
 def _is_output_failure(error: OSError, temporary: Path, out: Path) -> bool:
