@@ -104,7 +104,7 @@ def _configured(config: ModelConfig, options: ExportOptions) -> ModelConfig:
         return config
     if options.max_length > config.max_length:
         raise CapacityError(
-            "max_length is longer than what the model was made for",
+            "max_length (--max-seq-len) is longer than what the model was made for",
             got=options.max_length,
             expected=f"at most {config.max_length}",
             fix="leave --max-seq-len out",

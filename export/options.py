@@ -53,7 +53,7 @@ class ExportOptions:
             )
         if self.max_length is not None and not _is_length(self.max_length):
             raise InvalidRequestError(
-                "max_length is not a sensible length",
+                "max_length (--max-seq-len) is not a sensible length",
                 got=repr(self.max_length),
                 expected="a positive integer below 2^31",
                 fix="leave it out to take the checkpoint's",

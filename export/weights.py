@@ -10,8 +10,10 @@ model's size; nothing is mapped.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -254,17 +256,20 @@ def write_at(descriptor: int, data: bytes | Band, position: int) -> None:
 def new_weights_file(path: Path, size: int) -> Iterator[int]:
     """A new file of `size` bytes with its disk space reserved; removed if the body fails."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise _output_error(path, error, size) from error
-    complete = False
-    try:
-        try:
+        with _created(path) as descriptor:
             _reserve(descriptor, size)
             yield descriptor
-            complete = True
-        except OSError as error:
-            raise _output_error(path, error, size) from error
+    except OSError as error:
+        raise _output_error(path, error, size) from error
+
+
+@contextmanager
+def _created(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    complete = False
+    try:
+        yield descriptor
+        complete = True
     finally:
         os.close(descriptor)
         if not complete:
@@ -280,9 +285,13 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def _output_error(path: Path, error: OSError, size: int) -> OutputError:
+    found, fix = "", f"choose a folder that can be written to and holds no {path.name}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        found = f"; {shutil.disk_usage(path.parent).free} bytes free in {path.parent}"
+        fix = "free some space, or choose an output on another disk"
     return OutputError(
         f"cannot write {path.name}",
-        got=f"{type(error).__name__}: {error.strerror or error}",
-        expected=f"a new file of {size} bytes in {path.parent}",
-        fix="choose a directory that is writable and has room, and where the file does not exist",
+        got=f"{type(error).__name__}: {error.strerror or error}{found}",
+        expected=f"a new file of {size} bytes: {path}",
+        fix=fix,
     )

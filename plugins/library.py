@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lacache_trt.errors import ArtifactError, EngineError, MissingDependencyError
+from lacache_trt.output_file import check_output_file
 from lacache_trt.plugins.abi import NATIVE, abi_hash
 
 LIBRARY_NAME = "liblacache_trt_plugins.so"
@@ -115,7 +116,11 @@ def build_library(include: Path | None = None, out: Path | None = None) -> Path:
     Raises:
         MissingDependencyError: no compiler or no headers.
         EngineError: the compiler failed.
+        OutputError: `out` cannot be written, as its folder does not exist.
     """
+    target = None if out is None else out / LIBRARY_NAME if out.is_dir() else out
+    if target is not None:
+        check_output_file(target, "the library")
     headers = find_headers(include)
     compiler = find_compiler()
     cached = cache_folder() / "plugins" / _key(headers, compiler) / LIBRARY_NAME
@@ -125,9 +130,8 @@ def build_library(include: Path | None = None, out: Path | None = None) -> Path:
             fresh = Path(folder) / LIBRARY_NAME
             _compile(compiler, headers, fresh)
             os.replace(fresh, cached)
-    if out is None:
+    if target is None:
         return cached
-    target = out / LIBRARY_NAME if out.is_dir() else out
     shutil.copyfile(cached, target)
     return target
 

@@ -210,6 +210,23 @@ def test_command_line(tmp_path: Path) -> None:
     assert outliers["tensor.ffn", 4096.0]["logits_ulps"] > outliers["bf16", 4096.0]["logits_ulps"]
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "what"),
+    [
+        ("schemes", "", "schemes is empty"),
+        ("schemes", "group,group", "the same twice"),
+        ("scopes", ",", "scopes is empty"),
+        ("steps", "8,8", "the same twice"),
+    ],
+)
+def test_lists_that_compare_nothing_or_one_twice(flag: str, value: str, what: str) -> None:
+    result = invoke(f"--{flag}", value, "--json")
+    error = json.loads(result.stdout)["error"]
+    assert result.exit_code == 2
+    assert what in error["what"]
+    assert flag in error["what"]
+
+
 def test_tables_of_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     from test_accuracy_statistics import bounded
 

@@ -379,6 +379,13 @@ def test_stream_as_json_lines(runtime: FakeRuntime) -> None:
     assert events[-1]["result"]["text"] == "text 3"
 
 
+def test_a_stream_that_ends_in_an_error_is_json_lines_too(runtime: FakeRuntime) -> None:
+    result = invoke("generate", "e", "hello", "--stream", "--json", "--steps", "7")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.exit_code == 2
+    assert "error" in lines[-1]
+
+
 def test_stream_shows_one_answer(runtime: FakeRuntime) -> None:
     assert invoke("generate", "e", "--stream", stdin="a\nb\n").exit_code == 2
 

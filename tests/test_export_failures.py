@@ -18,7 +18,13 @@ from lacache_trt.artifacts import load_manifest
 from lacache_trt.contract import BASE_GRAPHS
 from lacache_trt.engines.builder import build_engine
 from lacache_trt.engines.options import BuildOptions
-from lacache_trt.errors import CapacityError, CheckpointError, OutputError, VerificationError
+from lacache_trt.errors import (
+    CapacityError,
+    CheckpointError,
+    InvalidRequestError,
+    OutputError,
+    VerificationError,
+)
 from lacache_trt.export import exporter, validate
 from lacache_trt.export.exporter import export_bundle
 from lacache_trt.export.options import ExportOptions
@@ -60,6 +66,8 @@ def test_a_length_beyond_the_models_is_refused(instant: Built, scratch: Path) ->
     with pytest.raises(CapacityError, match="longer than what the model was made for"):
         export_bundle(str(instant.checkpoint), scratch / "out", ExportOptions(max_length=5000))
     assert not any(scratch.iterdir())
+    with pytest.raises(InvalidRequestError, match="--max-seq-len"):
+        ExportOptions(max_length=0)
 
 
 def test_a_broken_checkpoint_leaves_nothing(instant: Built, scratch: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from native_entry import NativeEntry, NativeFailure
 from plugin_cases import CASES, SIZES, packed, shape_list
 
-from lacache_trt.errors import ArtifactError, EngineError, MissingDependencyError
+from lacache_trt.errors import ArtifactError, EngineError, MissingDependencyError, OutputError
 from lacache_trt.plugins import abi, library
 from lacache_trt.plugins.expressions import ceil_div, constant, dimension, maximum, minimum
 from lacache_trt.plugins.packing import OutputRule, PluginProgram, pack
@@ -58,6 +58,15 @@ def test_build_copies_to_a_chosen_folder(plugin_library: Path, tmp_path: Path) -
     target = library.build_library(out=tmp_path)
     assert target == tmp_path / library.LIBRARY_NAME
     assert target.read_bytes() == plugin_library.read_bytes()
+
+
+def test_a_folder_that_is_missing_is_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "find_compiler", lambda: pytest.fail("too late"))
+    with pytest.raises(OutputError, match="no folder") as caught:
+        library.build_library(out=tmp_path / "none" / "x")
+    assert caught.value.fix == f"create {tmp_path / 'none'} first"
 
 
 def test_missing_headers_say_where_they_come_from(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import resource
 import subprocess
 import sys
@@ -318,6 +321,24 @@ def test_disk_full_leaves_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (tmp_path / "w.safetensors").exists()
+
+
+def test_a_full_disk_is_told_with_its_free_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    checkpoint = Checkpoint.open(make_llada(tmp_path / "a"))
+    target = tmp_path / "w.safetensors"
+    with pytest.raises(OutputError) as caught:
+        write_weights(checkpoint, target)
+    error = caught.value
+    assert re.search(r"No space left on device; \d+ bytes free in ", str(error.got))
+    assert str(target) in str(error.expected)
+    assert error.fix == "free some space, or choose an output on another disk"
+    assert not target.exists()
 
 
 def test_interruption_leaves_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lacache_trt.errors import InvalidRequestError
@@ -55,10 +56,13 @@ class AccuracySettings:
         for scope in self.scope_names:
             check_choice("scope", scope, SCOPES)
         check_choice("device", self.device, DEVICES)
-        if not self.scope_names or not self.step_counts:
-            raise InvalidRequestError(
-                "nothing to compare", expected="a scope and a number of steps"
-            )
+        named = {
+            "schemes": split_names(self.schemes),
+            "scopes": self.scope_names,
+            "steps": self.step_counts,
+        }
+        for name, values in named.items():
+            _check_list(name, values)
 
     @property
     def scope_names(self) -> tuple[str, ...]:
@@ -95,6 +99,23 @@ class ActivationSettings:
         check_integer("problems", self.problems, Interval(1, 100_000))
         check_integer("batch_rows", self.batch_rows, Interval(1, 65_536))
         check_choice("device", self.device, DEVICES)
+
+
+def _check_list(name: str, values: Sequence[object]) -> None:
+    if not values:
+        raise InvalidRequestError(
+            f"nothing to compare: {name} is empty",
+            expected="one or more, separated by commas",
+            fix=f"name some, or leave {name} out",
+        )
+    twice = sorted({str(value) for value in values if values.count(value) > 1})
+    if twice:
+        raise InvalidRequestError(
+            f"{name} has the same twice",
+            got=", ".join(twice),
+            expected="each once",
+            fix="name each once",
+        )
 
 
 def split_names(text: str) -> tuple[str, ...]:

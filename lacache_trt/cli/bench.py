@@ -18,6 +18,7 @@ from lacache_trt.progress import Progress
 
 if TYPE_CHECKING:
     from lacache_trt.bench_compare import Change, SavedReport
+    from lacache_trt.cli.result_files import ResultFiles
 
 Report = BenchReport | StepReport | KernelReport
 
@@ -84,7 +85,7 @@ def kernels(
 class _Files:
     """Where the report goes and what it is compared with."""
 
-    result: Path | None
+    result: ResultFiles
     saved: SavedReport | None
 
     @classmethod
@@ -98,21 +99,18 @@ class _Files:
         """Raise for what can be known before a measurement, which would be lost after it."""
         from lacache_trt.bench import workload_facts
         from lacache_trt.bench_compare import read_saved
-        from lacache_trt.output_file import check_output_file
+        from lacache_trt.cli.result_files import ResultFiles
 
-        if save_result is not None:
-            check_output_file(save_result, "the report")
+        result = ResultFiles.checked(save_result)
         if compare is None:
-            return cls(save_result, None)
+            return cls(result, None)
         saved = read_saved(compare)
         saved.check("workload", workload_facts(workload, config))
-        return cls(save_result, saved)
+        return cls(result, saved)
 
 
 def _measure(output: Output, measurement: Callable[[Progress], Report], files: _Files) -> None:
     """Every number of a report comes from one run."""
-    import json
-
     with output.progress() as progress:
         report = measurement(progress)
     data: dict[str, Any] = asdict(report)
@@ -123,10 +121,10 @@ def _measure(output: Output, measurement: Callable[[Progress], Report], files: _
 
             changes = compare(files.saved, data)
             data["changes"] = [asdict(change) for change in changes]
-    finally:
-        if files.result is not None:
-            files.result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    output.result(data, lambda: _show(report, changes))
+    except Exception:
+        files.result.save(data)
+        raise
+    files.result.deliver(output, data, lambda: _show(report, changes))
 
 
 def _show(report: Report, changes: Sequence[Change]) -> None:

@@ -43,23 +43,17 @@ def accuracy(
     Exact match with paired bounds, divergence and agreement of predictions, noise per layer, worst
     errors beside planted outliers, and the paper's claims answered with these numbers.
     """
-    import json
-
     from lacache_trt.cli.packages import load_part
-    from lacache_trt.output_file import check_output_file
+    from lacache_trt.cli.result_files import ResultFiles
 
-    if save_result is not None:
-        check_output_file(save_result, "the report")
+    files = ResultFiles.checked(save_result)
     study = load_part("lacache_trt.accuracy.study", "export")
     with output.progress() as progress:
         if engine:
             report = study.compare_engines(engine, settings, checkpoint, progress)
         else:
             report = study.compare_schemes(settings, checkpoint, progress)
-    data = report.to_json()
-    if save_result is not None:
-        save_result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    output.result(data, lambda: _show(report))
+    files.deliver(output, report.to_json(), lambda: _show(report))
 
 
 def _show(report: AccuracyReport) -> None:

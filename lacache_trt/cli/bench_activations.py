@@ -41,15 +41,10 @@ def activations(
 
     Says what FP8 per group would add as noise in each layer, and which layers to exclude.
     """
-    import json
-
     from lacache_trt.cli.packages import load_part
-    from lacache_trt.output_file import check_output_file, check_picture_file
+    from lacache_trt.cli.result_files import ResultFiles
 
-    if save_result is not None:
-        check_output_file(save_result, "the report")
-    if plot is not None:
-        check_picture_file(plot)
+    files = ResultFiles.checked(save_result, plot)
     draw = load_part("lacache_trt.accuracy.plots", "plots").draw if plot is not None else None
     recorder = load_part("lacache_trt.accuracy.activations", "export")
     prompts = None
@@ -59,12 +54,9 @@ def activations(
         prompts = read_prompt_file(calibration).prompts
     with output.progress() as progress:
         atlas = recorder.record(settings, model, prompts, progress)
-    if draw is not None:
-        draw(atlas, plot)
-    data = {**atlas.to_json(), "plot": None if plot is None else str(plot)}
-    if save_result is not None:
-        save_result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    output.result(data, lambda: _show(atlas, plot))
+    drawn = None if draw is None else files.draw(lambda path: draw(atlas, path))
+    data = {**atlas.to_json(), "plot": None if drawn is None else str(drawn)}
+    files.deliver(output, data, lambda: _show(atlas, drawn))
 
 
 def _show(atlas: Atlas, plot: Path | None) -> None:

@@ -37,26 +37,19 @@ def policies(
     The tune split chooses the fastest setting within the allowed loss; the held-out split says
     what it is worth, paired with the full schedule. Forwards are counted up to the answer's end.
     """
-    import json
     from dataclasses import asdict
 
     from lacache_trt.bench_policies import bench_policies
     from lacache_trt.cli.packages import load_part
-    from lacache_trt.output_file import check_output_file, check_picture_file
+    from lacache_trt.cli.result_files import ResultFiles
 
-    if save_result is not None:
-        check_output_file(save_result, "the report")
-    if plot is not None:
-        check_picture_file(plot)
+    files = ResultFiles.checked(save_result, plot)
     drawing = None if plot is None else load_part("lacache_trt.frontier_plot", "plots")
     with output.progress() as progress:
         report = bench_policies(engines, settings, progress)
     if drawing is not None:
-        drawing.draw(report, plot)
-    data = asdict(report)
-    if save_result is not None:
-        save_result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    output.result(data, lambda: _show(report))
+        files.draw(lambda path: drawing.draw(report, path))
+    files.deliver(output, asdict(report), lambda: _show(report))
 
 
 def _show(report: GridReport) -> None:

@@ -24,6 +24,7 @@ from lacache_trt.cli.doctor import doctor
 from lacache_trt.cli.export import export
 from lacache_trt.cli.generate import generate
 from lacache_trt.cli.inspect import inspect as inspect_verb
+from lacache_trt.cli.output import stop_unprinted
 from lacache_trt.cli.plugins import build as build_plugins
 from lacache_trt.cli.usage import VerbGroup
 from lacache_trt.cli.verify import verify
@@ -87,13 +88,13 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         import lacache_trt
 
-        print(f"lacache-trt {lacache_trt.__version__}")
+        print(f"lacache-trt {lacache_trt.__version__}", flush=True)
         raise typer.Exit
 
 
 def _print_help(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        print(context.get_help())
+        print(context.get_help(), flush=True)
         raise typer.Exit
 
 
@@ -135,6 +136,8 @@ def main() -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         app()
+    except OSError as error:  # verbs report theirs
+        stop_unprinted(error)
     except Exception:
         traceback.print_exc()
         print("internal error: this is a bug, please report the lines above", file=sys.stderr)

@@ -2,10 +2,13 @@
 
 Results go to stdout, everything else to stderr. With `--json`, stdout holds exactly one JSON
 document: the result, or `{"error": {...}}`; the readable form of an error is on stderr either way.
+What fails once the result is being printed, as writing it to a file too, is said on stderr and by
+the exit code alone.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,12 +16,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from lacache_trt.cli.termination import termination_raises
+from lacache_trt.cli.termination import Received, termination_raises
 from lacache_trt.errors import LaCacheError
 from lacache_trt.progress import Progress, SilentProgress
 
@@ -30,17 +33,31 @@ PIPE_WIDTH = 200
 DEBUG_VARIABLE = "LACACHE_TRT_DEBUG"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Output:
-    """How this call reports: as JSON or for a reader; with tracebacks or without."""
+    """How this call reports: as JSON or for a reader; with tracebacks or without.
+
+    Attributes:
+        json: results and errors as JSON.
+        debug: errors with tracebacks.
+        received: the signals of this call, if it takes care of them.
+        printed: the one JSON document has been begun, so no other may follow.
+    """
 
     json: bool = False
     debug: bool = False
+    received: Received | None = field(default=None, init=False)
+    printed: bool = field(default=False, init=False)
 
     def result(self, data: Mapping[str, object], render: Callable[[], None]) -> None:
         """Print the result: `data` with `--json`, else whatever `render` prints."""
         if self.json:
-            print(json.dumps(data, indent=2, default=str))
+            text = json.dumps(data, indent=2, default=str)
+            # Half a document helps nobody: a signal waits for its end, a second one stops at once.
+            if self.received is not None:
+                self.received.ignore_more()
+            self.printed = True
+            _print_whole(text)
         else:
             render()
 
@@ -77,6 +94,7 @@ def console() -> Console:
 def guarded(output: Output, action: Callable[[], None]) -> None:
     """Run a verb; every failure that can be expected becomes a message and an exit code."""
     with termination_raises() as received:
+        output.received = received
         try:
             action()
             sys.stdout.flush()
@@ -96,11 +114,47 @@ def _report(output: Output, error: BaseException) -> NoReturn:
         _stop(output, signal.SIGINT)
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has seen enough; the interpreter must not flush into it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         raise typer.Exit(BROKEN_PIPE) from None
     if isinstance(error, OSError):
-        _fail(output, LaCacheError("the system refused", got=str(error)), error)
+        _drop_unwritable()
+        _fail(output, _refused(error), error)
     raise error
+
+
+def stop_unprinted(error: OSError) -> NoReturn:
+    """End the process where no verb runs yet: help or the version could not be printed."""
+    _drop_stdout()
+    refused = _refused(error)
+    print(f"error: {refused}", file=sys.stderr)
+    sys.exit(refused.exit_code)
+
+
+def _refused(error: OSError) -> LaCacheError:
+    return LaCacheError("the system refused", got=str(error))
+
+
+def _print_whole(text: str) -> None:
+    """Print ASCII text. Where Python does not buffer, `print` loses what a signal cuts off."""
+    raw = getattr(sys.stdout, "buffer", None)
+    if not isinstance(raw, io.RawIOBase):
+        print(text, flush=True)
+        return
+    rest = f"{text}\n".encode("ascii")
+    while rest:
+        rest = rest[os.write(raw.fileno(), rest) :]
+
+
+def _drop_unwritable() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+
+
+def _drop_stdout() -> None:
+    """Let what is still buffered go nowhere when the interpreter flushes it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop(output: Output, number: signal.Signals) -> NoReturn:
@@ -120,8 +174,8 @@ def _fail(output: Output, error: LaCacheError, cause: BaseException | None = Non
 
 
 def print_error_json(output: Output, error: LaCacheError, exit_code: int) -> None:
-    """The error as the one JSON document of stdout, if JSON is wanted."""
-    if not output.json:
+    """The error as the one JSON document of stdout, if JSON is wanted and none was begun."""
+    if not output.json or output.printed:
         return
     fields = {"got": error.got, "expected": error.expected, "fix": error.fix}
     document = {
@@ -131,4 +185,4 @@ def print_error_json(output: Output, error: LaCacheError, exit_code: int) -> Non
         "exit_code": exit_code,
     }
     with suppress(OSError):  # the failure may be that nothing can be written to stdout
-        print(json.dumps({"error": document}, indent=2), flush=True)
+        print(json.dumps({"error": document}), flush=True)  # a line: it may end JSON lines

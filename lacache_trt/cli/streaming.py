@@ -94,9 +94,8 @@ def _print_json_lines(events: Iterable[StepEvent], view: CanvasView) -> str | No
         view.apply(event)
         text = event.text
         print(json.dumps({"event": asdict(event)}), flush=True)
-    print(
-        json.dumps({"result": {"text": text, "tokens": _committed(view), "steps": view.forwards}})
-    )
+    result = {"text": text, "tokens": _committed(view), "forwards": view.forwards}
+    print(json.dumps({"result": result}))
     return text
 
 
