@@ -17,35 +17,26 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
+
+from lacache_trt.closing import ClosesOnExit
 
 SCRATCH_MARK = ".scratch-"
 """Stands in the name of a folder beside the temporary directory that shares its fate."""
 _WAIT_SECONDS, _POLL_SECONDS = 5.0, 0.02
 
 
-class DirectoryLock:
+class DirectoryLock(ClosesOnExit):
     """At most one lock on a directory; two of them exclude each other, in one process too."""
 
     _descriptor = -1
-
-    def __enter__(self) -> DirectoryLock:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
     def __del__(self) -> None:  # a signal may have come before the release
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-    def release(self) -> None:
+    def close(self) -> None:
+        """Give the lock back, if it was taken."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -58,17 +49,17 @@ class DirectoryLock:
         Raises:
             OSError: there is no such directory, or it cannot be opened.
         """
-        self.release()
+        self.close()
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.release()
+            self.close()
             return "busy"
         except OSError:  # some network file systems cannot lock a directory
             return "unsupported"
         if not self._is_at(path):
-            self.release()
+            self.close()
             return "busy"
         return "held"
 

@@ -230,7 +230,7 @@ def test_a_build_waits_for_the_one_that_has_just_published(
         thread.start()
         time.sleep(0.3)
         assert (out / "a").read_text() == "old"
-        lock.release()
+        lock.close()
         thread.join()
         assert (out / "a").read_text() == "new"
         assert lock.take(out) == "held"
