@@ -26,6 +26,7 @@ from lacache_trt.engines.tensorrt.estimate import plan_build
 from lacache_trt.engines.tensorrt.graphs import prepare_graph
 from lacache_trt.engines.tensorrt.options import TensorRTOptions
 from lacache_trt.engines.tensorrt.staging import bytes_of
+from lacache_trt.errors import InvalidRequestError
 from lacache_trt.model.fp8 import Fp8Recipe
 from lacache_trt.plugins.packing import FIELD
 
@@ -73,13 +74,18 @@ def test_tiny_llada_builds_with_fp8_plugins(
 
 
 @pytest.mark.parametrize("weights", ["embedded", "shared"])
-def test_a_dry_run_plans_fp8_per_channel(models: Callable[[str], Any], weights: Any) -> None:
+def test_a_dry_run_plans_fp8_per_channel(
+    models: Callable[[str], Any], weights: Any, tmp_path: Path
+) -> None:
     """From the unquantised bundle: no plugins, a scale per output, FP8 weights in every plan."""
     bundle = load_manifest(models(SHIPPED).bundle, "bundle", hashes="sizes")
     settings = replace(TENSORRT, weights=weights, plugins=False)
     plain = BuildOptions(engine="tensorrt-rtx", tensorrt=settings)
     recipe = Fp8Recipe(recipe="per-channel")
-    options = replace(plain, fp8=recipe, calibration=Path("prompts.jsonl"))
+    options = replace(plain, fp8=recipe, calibration=tmp_path / "prompts.jsonl")
+    with pytest.raises(InvalidRequestError, match=r"prompts\.jsonl is not a regular file"):
+        plan_build(bundle, options)
+    (tmp_path / "prompts.jsonl").write_text('"What?"\n')
     planned = plan_build(bundle, options)
     assert planned["fp8"] == {"recipe": "per-channel", "linears": 10}
     assert planned["plugins"] == {}
