@@ -83,7 +83,7 @@ def test_a_dry_run_plans_fp8_per_channel(
     plain = BuildOptions(engine="tensorrt-rtx", tensorrt=settings)
     recipe = Fp8Recipe(recipe="per-channel")
     options = replace(plain, fp8=recipe, calibration=tmp_path / "prompts.jsonl")
-    with pytest.raises(InvalidRequestError, match="cannot read prompts.jsonl"):
+    with pytest.raises(InvalidRequestError, match=r"cannot read prompts\.jsonl"):
         plan_build(bundle, options)
     (tmp_path / "prompts.jsonl").write_text('"What?"\n')
     planned = plan_build(bundle, options)
