@@ -70,8 +70,11 @@ def read_prompt_file(path: Path) -> PromptFile:
     return PromptFile(prompts, tuple(found), hashlib.sha256(data).hexdigest())
 
 
-def parse_prompt(text: str, place: str) -> Prompt:
-    """The prompt of a JSON line: a string, a list of token ids, or an object with one of them."""
+def parse_prompt(text: str, place: str, *, refuse_settings: bool = False) -> Prompt:
+    """The prompt of a JSON line: a string, a list of token ids, or an object with one of them.
+
+    Other fields are left out, but for a call that generates no setting that it would ignore.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -84,7 +87,8 @@ def parse_prompt(text: str, place: str) -> Prompt:
             else 'put text in double quotes: "What is 12 + 30?"',
         ) from error
     if isinstance(value, dict):
-        _refuse_settings(value, place)
+        if refuse_settings:
+            _refuse_settings(value, place)
         value = value.get("prompt")
     if isinstance(value, str):
         return value
@@ -99,7 +103,6 @@ def parse_prompt(text: str, place: str) -> Prompt:
 
 
 def _refuse_settings(line: dict[str, object], place: str) -> None:
-    """Other fields of a data set are welcome, but no setting that would be ignored."""
     settings = sorted(line.keys() & {field.name for field in fields(GenerationConfig)})
     if settings:
         raise InvalidRequestError(

@@ -53,11 +53,6 @@ def test_the_fix_is_a_line_that_can_be_read(tmp_path: Path) -> None:
         (b"What is 12 + 30?\n", "line 1 of p.jsonl is not JSON", "double quotes"),
         (b'\xef\xbb\xbf"text"\n', "line 1 of p.jsonl is not JSON", "without a byte order mark"),
         (b"[3]\n3\n", "line 2 of p.jsonl holds no prompt", "a string or token ids"),
-        (
-            b'{"prompt": "a", "gen_length": 8}\n',
-            "line 1 of p.jsonl has settings of its own",
-            "as flags",
-        ),
         (b"\xff", "p.jsonl is not UTF-8 text", "UTF-8"),
         (b"\n", "p.jsonl holds no prompt", "write one line a prompt"),
     ],
@@ -77,8 +72,16 @@ def test_the_command_line_says_so(tmp_path: Path) -> None:
 
 
 def test_other_fields_of_a_data_set_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text('{"id": 7, "prompt": "What?", "answer": "That."}\n')
+    (tmp_path / "p.jsonl").write_text('{"steps": 7, "prompt": "What?", "answer": "That."}\n')
     assert read_prompt_file(tmp_path / "p.jsonl").prompts == ("What?",)
+
+
+def test_lines_to_generate_from_have_no_settings_of_their_own() -> None:
+    line = '{"prompt": "a", "gen_length": 8, "id": 3}'
+    with pytest.raises(InvalidRequestError, match="line 1 has settings of its own") as caught:
+        read_prompts(line, tokens=False, jsonl=True)
+    assert caught.value.got == "gen_length"
+    assert read_prompts('{"prompt": "a", "id": 3}', tokens=False, jsonl=True) == ["a"]
 
 
 def test_a_prompt_that_names_a_file_is_answered_with_a_note(

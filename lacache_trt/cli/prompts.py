@@ -62,7 +62,7 @@ def _lines(stream: TextIO) -> list[str]:
 
 def _parse(text: str, number: int, tokens: bool, jsonl: bool) -> Prompt:
     if jsonl:
-        return parse_prompt(text, f"line {number}")
+        return parse_prompt(text, f"line {number}", refuse_settings=True)
     if not tokens:
         return text
     try:
