@@ -13,6 +13,7 @@ from lacache_trt.artifacts import Manifest
 from lacache_trt.closing import ClosesOnExit
 from lacache_trt.engines.base import Capabilities
 from lacache_trt.engines.cuda.fp8 import Fp8Table, require_fp8, require_per_group
+from lacache_trt.engines.cuda.fused_window import fused_window
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.engines.cuda.kept import kept_bytes
 from lacache_trt.engines.cuda.lane import Arrays, Lane, LaneShape, lane_bytes
@@ -102,7 +103,10 @@ class CudaEngine(ClosesOnExit):
         require_cuda()
         self.config = config
         self.device = torch.cuda.get_device_name()
-        self._model: Transformer | None = device_model(config, weights, gemms, fp8_gemms)
+        model = device_model(config, weights, gemms, fp8_gemms)
+        if isinstance(model.ops, CudaOps):
+            model.ops.fused_window = fused_window(model)
+        self._model: Transformer | None = model
         self._gemms = gemms
         self._fp8_gemms = fp8_gemms or Fp8Table({})
         self._element_bytes = weights["embed.weight"].element_size()

@@ -9,14 +9,16 @@ gives the same again: it reads nothing of the cache that it writes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from lacache_trt.engines.cuda.fused_window import small_window
 from lacache_trt.engines.cuda.ops import CudaOps
 from lacache_trt.model.config import ModelConfig
-from lacache_trt.model.programs import KeyValue, ReuseKVProgram, WindowProgram
+from lacache_trt.model.programs import Attend, KeyValue, ReuseKVProgram, WindowProgram
 from lacache_trt.model.transformer import Transformer
 from lacache_trt.plugins.rope import kernel as rope_kernel
 from lacache_trt.plugins.window_write import kernel as window_write
@@ -48,8 +50,15 @@ class Kept:
         shape = (*self.keys.shape[:3], columns.shape[1], self.keys.shape[4])
         fresh = self.keys.new_empty(shape), self.values.new_empty(shape)
         into = list(zip(*fresh, strict=True))
-        program = _WindowInPlace(_keeping(self._model, into), into)
         geometry, step = others[:4], others[4:]
+        layers, in_order = None, into
+        if isinstance(self._model.ops, CudaOps) and small_window(columns):
+            layers = self._model.ops.fused_window
+        if layers is not None:
+            cached = self.keys, self.values
+            layers = partial(layers.run, columns, geometry[1:3], cached, fresh)
+            in_order = into[-1:]
+        program = _WindowInPlace(_keeping(self._model, in_order), into, layers)
         outputs: tuple[Tensor, ...] = program(
             tokens, columns, *geometry, self.keys, self.values, *step
         )
@@ -115,9 +124,24 @@ class _ReuseInPlace(ReuseKVProgram):
 
 
 class _WindowInPlace(WindowProgram):
-    def __init__(self, model: Transformer, into: list[KeyValue]) -> None:
+    """With `layers`, all layers but the last are one call, which puts their K and V in place."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        into: list[KeyValue],
+        layers: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__(model)
         self._into = into
+        self._layers = layers
+
+    def _whole_layers(
+        self, layers: range, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, list[KeyValue]]:
+        if self._layers is None:
+            return super()._whole_layers(layers, hidden, cos, sin, attend)
+        return self._layers(hidden, cos, sin), self._into[: len(layers)]
 
     def _keep(self, kept: list[KeyValue]) -> tuple[Tensor, ...]:
         _put(kept, self._into)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lacache_trt.engines.cuda.fp8 import Fp8Table
 from lacache_trt.engines.cuda.fp8_ops import Fp8Ops
+from lacache_trt.engines.cuda.fused_window import FusedWindow
 from lacache_trt.engines.cuda.gemm import GemmTable
 from lacache_trt.plugins.attention import kernel as attention_kernel
 from lacache_trt.plugins.attention_fill import kernel as fill_kernel
@@ -33,6 +34,7 @@ class CudaOps(Fp8Ops):
     def __init__(self, gemms: GemmTable, fp8_gemms: Fp8Table | None = None) -> None:
         super().__init__(fp8_gemms or Fp8Table({}))
         self.gemms = gemms
+        self.fused_window: FusedWindow | None = None
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])

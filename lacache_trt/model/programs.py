@@ -58,20 +58,30 @@ class _Program(nn.Module):
 
         Also K and V of the layers run, for every row of `hidden`; `positions` are those rows'.
         """
-        kept = []
         cos, sin = self.model.rope_tables(positions)
         last = self.model.config.num_layers - 1
-        for layer in range(first_layer, last + 1):
+        hidden, kept = self._whole_layers(range(first_layer, last), hidden, cos, sin, attend)
+        if last == 0:
+            hidden, kept = self._whole_layers(range(1), hidden, cos, sin, attend)
+            return self.model.head(rows_of(hidden, read)), kept
+        normed = self.model.attention_input(last, hidden)
+        k, v = self.model.project_kv(last, normed, cos, sin)
+        normed, hidden = rows_of(normed, read), rows_of(hidden, read)
+        q = self.model.project_q(last, normed, rows_of(cos, read), rows_of(sin, read))
+        hidden = self.model.after_attention(last, hidden, attend(last, q, k, v))
+        return self.model.head(hidden), [*kept, (k, v)]
+
+    def _whole_layers(
+        self, layers: range, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """The residual behind layers that run on every row of `hidden`, and their K and V."""
+        kept = []
+        for layer in layers:
             normed = self.model.attention_input(layer, hidden)
-            if layer == last and layer > 0:
-                k, v = self.model.project_kv(layer, normed, cos, sin)
-                normed, hidden = rows_of(normed, read), rows_of(hidden, read)
-                q = self.model.project_q(layer, normed, rows_of(cos, read), rows_of(sin, read))
-            else:
-                q, k, v = self.model.project_qkv(layer, normed, cos, sin)
+            q, k, v = self.model.project_qkv(layer, normed, cos, sin)
             kept.append((k, v))
             hidden = self.model.after_attention(layer, hidden, attend(layer, q, k, v))
-        return self.model.head(rows_of(hidden, read) if last == 0 else hidden), kept
+        return hidden, kept
 
     def _attention(self, valid_from: Tensor, valid_to: Tensor) -> Attend:
         """Ordinary attention over the valid columns."""

@@ -1,0 +1,121 @@
+"""All layers but the last of a small window in one persistent kernel per kind of FFN.
+
+A step over 32 tokens reads every weight once and does little else, so what it costs beyond that are
+the gaps between its three hundred kernels. `plugins/window_layers` has none: it streams the weights
+of one product while it finishes another.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from lacache_trt.model.transformer import Transformer
+from lacache_trt.plugins.window_layers.launch import (
+    HEAD,
+    ROWS,
+    LayerSizes,
+    LayerStack,
+    LayerWeights,
+    serves,
+)
+
+FIRST_SM = (9, 0)
+
+
+class FusedWindow:
+    """The model's layers but the last, as stacks of equal kind."""
+
+    def __init__(self, model: Transformer, multiprocessors: int) -> None:
+        layers = range(model.config.num_layers - 1)
+        runs = groupby(layers, key=lambda layer: f"layers.{layer}.down" in model.fp8)
+        self._stacks: list[tuple[slice, LayerStack]] = []
+        for fp8, run in runs:
+            numbers = list(run)
+            weights = [layer_weights(model, layer) for layer in numbers]
+            stack = LayerStack(layer_sizes(model, fp8), weights, multiprocessors)
+            self._stacks.append((slice(numbers[0], numbers[-1] + 1), stack))
+
+    def run(
+        self,
+        columns: Tensor,
+        ranges: tuple[Tensor, Tensor],
+        cached: tuple[Tensor, Tensor],
+        fresh: tuple[Tensor, Tensor],
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor:
+        """The residual [1, W, D] behind the layers; writes their K and V into `fresh`.
+
+        `cached` and `fresh` as in `Kept.window`; `ranges` are valid_from and valid_to.
+        """
+        for layers, stack in self._stacks:
+            kept = (tensor[layers] for tensor in (*cached, *fresh))
+            stack.launch(hidden, cos, sin, columns, *ranges, *kept)
+        return hidden
+
+
+def fused_window(model: Transformer) -> FusedWindow | None:
+    """The fused layers, or None where the kernel does not serve the model or the device."""
+    config = model.config
+    if torch.cuda.get_device_capability() != FIRST_SM:
+        return None
+    if model.weight("embed.weight").dtype != torch.bfloat16:
+        return None
+    if config.num_layers < 2 or config.head_dim != HEAD:
+        return None
+    names = {name.rsplit(".", 1)[1] for name in model.fp8}
+    halves = {
+        layer
+        for layer in range(config.num_layers)
+        if (f"layers.{layer}.down" in model.fp8) != (f"layers.{layer}.gate_up" in model.fp8)
+    }
+    if names - {"gate_up", "down"} or halves:
+        return None
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+    kinds = {f"layers.{layer}.down" in model.fp8 for layer in range(config.num_layers - 1)}
+    if not all(serves(layer_sizes(model, fp8), multiprocessors) for fp8 in kinds):
+        return None
+    return FusedWindow(model, multiprocessors)
+
+
+def small_window(columns: Tensor) -> bool:
+    """Whether the kernel serves windows of this shape [B, W]."""
+    return columns.shape[0] == 1 and columns.shape[1] <= ROWS
+
+
+def layer_sizes(model: Transformer, fp8: bool) -> LayerSizes:
+    """The sizes of the model's layers whose FFN is FP8 or is not."""
+    config = model.config
+    return LayerSizes(
+        hidden=config.hidden_size,
+        query=config.query_size,
+        key_value=config.num_kv_heads * config.head_dim,
+        intermediate=config.intermediate_size,
+        fp8=fp8,
+        bias=config.qkv_bias,
+        eps=config.norm_eps,
+    )
+
+
+def layer_weights(model: Transformer, layer: int) -> LayerWeights:
+    """The tensors of one layer."""
+
+    def weight(name: str, kind: str = "weight") -> Tensor:
+        return model.weight(f"layers.{layer}.{name}.{kind}")
+
+    fp8 = f"layers.{layer}.down" in model.fp8
+    return LayerWeights(
+        attn_norm=weight("attn_norm"),
+        qkv=weight("qkv"),
+        qkv_bias=weight("qkv", "bias") if model.config.qkv_bias else None,
+        attn_out=weight("attn_out"),
+        ffn_norm=weight("ffn_norm"),
+        gate_up=weight("gate_up"),
+        gate_up_scale=weight("gate_up", "scale") if fp8 else None,
+        down=weight("down"),
+        down_scale=weight("down", "scale") if fp8 else None,
+    )

@@ -1,0 +1,1 @@
+"""The layers of a window step in one persistent kernel."""

@@ -1,0 +1,72 @@
+"""How a persistent grid shares the work of a phase, and how it waits between phases."""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+ROWS = gl.constexpr(32)
+"""Rows of a window, padded."""
+
+
+@gluon.jit
+def grid_barrier(counter, arrivals):
+    """Wait until the programs have arrived `arrivals` times in all since `counter` was zero.
+
+    One thread arrives and waits for its program: the release and the acquire at GPU scope order
+    what all threads wrote before and read after, because they stand between two block barriers.
+    """
+    fence_proxies(arrivals)
+    gl.thread_barrier()
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .u32 thread, seen;
+        mov.u32 thread, %tid.x;
+        setp.ne.u32 p, thread, 0;
+        @p bra DONE;
+        red.release.gpu.global.add.u32 [$1], 1;
+        SPIN:
+        ld.acquire.gpu.global.u32 seen, [$1];
+        setp.lt.u32 p, seen, $2;
+        @p bra SPIN;
+        DONE:
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [counter.to(gl.int64), arrivals],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    gl.thread_barrier()
+    fence_proxies(arrivals)
+
+
+@gluon.jit
+def fence_proxies(anything):
+    """Order ordinary accesses to global memory and those of the copy engine."""
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.u32 $0, $1;", "=r,r", [anything], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def first_step(total: gl.constexpr, program, programs):
+    """The first of a product's `total` steps that a program does; its last ends at its next's."""
+    return program * total // programs
+
+
+@gluon.jit
+def owner(total: gl.constexpr, step, programs):
+    """The program that does a step; the inverse of `first_step`."""
+    return ((step + 1) * programs - 1) // total
+
+
+@gluon.jit
+def partial_count(total: gl.constexpr, steps: gl.constexpr, tile, programs):
+    """How many programs wrote a partial sum of a tile of `steps` steps."""
+    first = owner(total, tile * steps, programs)
+    return owner(total, tile * steps + steps - 1, programs) - first + 1

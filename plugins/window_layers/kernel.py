@@ -1,0 +1,181 @@
+"""The layers of a window step in one persistent kernel."""
+
+# mypy: ignore-errors
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from lacache_trt.plugins.window_layers.attend import attend
+from lacache_trt.plugins.window_layers.grid import ROWS, grid_barrier
+from lacache_trt.plugins.window_layers.phases import merge_heads, residual, swiglu
+from lacache_trt.plugins.window_layers.stream import (
+    ALL_WARPS,
+    ATTN_NORM,
+    BYTE_TILE,
+    DEPTH,
+    DOWN_SCALE,
+    FACTORS,
+    FFN_NORM,
+    GATE_UP_SCALE,
+    HEAD,
+    LINE,
+    QKV_BIAS,
+    ROW_SCALES,
+    TILE_KEYS,
+    Channel,
+    Product,
+    Source,
+    address,
+    multiply,
+    produce,
+    produce_rows,
+)
+
+
+@gluon.jit
+def consume(
+    source, channel, products, hidden, cos, sin, window_columns, fresh_keys, fresh_values, low,
+    high, first_key, own, x, ffn_scale, down_scale, partial, squares, state, maxima, totals,
+    counter, rows, chunks,
+    BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
+    MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr, MOST_CHUNKS: gl.constexpr,
+):  # fmt: skip
+    """All phases of all layers, on the tiles that the other warps bring."""
+    Q: gl.constexpr = source.Q
+    KV: gl.constexpr = source.KV
+    FP8: gl.constexpr = source.FP8
+    dtype: gl.constexpr = hidden.dtype.element_ty
+    program = source.program
+    head = program // chunks
+    start = gl.load(window_columns)
+    lane = gl.arange(0, ROWS, ALL_WARPS)
+    found = gl.load(window_columns + lane, mask=lane < rows, other=-1)
+    kept = gl.sum((found >= 0).to(gl.int32), 0)
+    taken = program * 0
+    arrivals = source.programs
+    for layer in range(source.layers):
+        gain = address(source, layer, ATTN_NORM, dtype)
+        residual(
+            source, rows, hidden, partial, gain, x[0], ffn_scale, squares, layer > 0, products[3],
+            True, False, MOST_OUT,
+        )  # fmt: skip
+        up_scale = address(source, layer, GATE_UP_SCALE, gl.float32)
+        down_scales = address(source, layer, DOWN_SCALE, gl.float32)
+        taken = multiply(
+            source, channel, taken, up_scale, partial, counter, arrivals, products[0], dtype
+        )
+        grid_barrier(counter, arrivals + source.programs)
+        if head < Q // HEAD:
+            bias = address(source, layer, QKV_BIAS, dtype)
+            attend(
+                source, channel, taken, layer, head, rows, partial, squares, bias, cos, sin,
+                products[0], fresh_keys, fresh_values, first_key, start, kept, low, high, own,
+                state + program * (ROWS * HEAD), maxima + program * ROWS, totals + program * ROWS,
+                dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
+            )  # fmt: skip
+            taken += 2 * source.key_tiles
+        grid_barrier(counter, arrivals + 2 * source.programs)
+        merge_heads(source, rows, state, maxima, totals, x[1], chunks, MOST_CHUNKS)
+        taken = multiply(
+            source, channel, taken, up_scale, partial, counter,
+            arrivals + 3 * source.programs, products[1], dtype,
+        )  # fmt: skip
+        grid_barrier(counter, arrivals + 4 * source.programs)
+        gain = address(source, layer, FFN_NORM, dtype)
+        residual(
+            source, rows, hidden, partial, gain, x[2], ffn_scale, squares, True, products[1],
+            True, FP8, MOST_OUT,
+        )  # fmt: skip
+        taken = multiply(
+            source, channel, taken, up_scale, partial, counter,
+            arrivals + 5 * source.programs, products[2], dtype,
+        )  # fmt: skip
+        grid_barrier(counter, arrivals + 6 * source.programs)
+        swiglu(
+            source, partial, squares, x[3], down_scale, products[2], dtype, FP8, MOST_UP, EPS, LANES
+        )
+        taken = multiply(
+            source, channel, taken, down_scales, partial, counter,
+            arrivals + 7 * source.programs, products[3], dtype,
+        )  # fmt: skip
+        grid_barrier(counter, arrivals + 8 * source.programs)
+        arrivals += 9 * source.programs
+    residual(
+        source, rows, hidden, partial, hidden, x[0], ffn_scale, squares, True, products[3],
+        False, False, MOST_OUT,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["layers", "programs", "length", "rows", "chunks", "chunk_keys"])
+def window_layers_kernel(
+    table, places, qkv, attn_out, gate_up, down, keys, values,
+    hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
+    x_attn, x_out, x_ffn, x_down, x_attn_box, x_out_box, x_ffn_box, x_down_box,
+    ffn_scale_box, down_scale_box, ffn_scale, down_scale, partial, squares, state, maxima, totals,
+    counter, layers, programs, length, rows, chunks, chunk_keys,
+    D: gl.constexpr, Q: gl.constexpr, KV: gl.constexpr, F: gl.constexpr, FP8: gl.constexpr,
+    BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
+    MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr, MOST_CHUNKS: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """Grid: (programs,), all resident at once. counter: an int32 zero."""
+    program = gl.program_id(0)
+    head = program // chunks
+    chunk = program % chunks
+    low = gl.load(valid_from)
+    high = gl.minimum(gl.load(valid_to), length)
+    first_key = chunk * chunk_keys
+    last_key = gl.minimum(first_key + chunk_keys, high)
+    key_tiles = gl.cdiv(gl.maximum(last_key - first_key, 0), 2 * TILE_KEYS) * 2
+    key_tiles = gl.where(head < Q // HEAD, key_tiles, 0)
+    head_row = (head // (Q // KV)) * length + first_key
+    source = Source(
+        table, places, head_row, length * (KV // HEAD), key_tiles, program, programs,
+        layers, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
+    )  # fmt: skip
+    products = (
+        Product(D, Q + 2 * KV, False),
+        Product(Q, D, False),
+        Product(D, 2 * F, FP8),
+        Product(F, D, FP8),
+    )
+    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    ring = gl.allocate_shared_memory(gl.int8, [DEPTH, 128, 128], BYTE_TILE)
+    x_ring = gl.allocate_shared_memory(gl.int8, [DEPTH, ROWS, 128], BYTE_TILE)
+    scale_ring = gl.allocate_shared_memory(gl.int8, [DEPTH, 1, 4 * ROWS], ROW_SCALES)
+    factors = gl.allocate_shared_memory(gl.float32, [FACTORS, ROWS], LINE)
+    full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
+    x_full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
+    empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
+    go = gl.allocate_shared_memory(gl.int64, [1, 1], barrier_layout)
+    for i in gl.static_range(DEPTH):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(x_full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    mbarrier.init(go.index(0), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    channel = Channel(ring, x_ring, scale_ring, full, x_full, empty, go, factors)
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (
+                    source, channel, products, hidden, cos, sin, window_columns, fresh_keys,
+                    fresh_values, low, high, first_key, chunk == chunks - 1, (x_attn, x_out, x_ffn, x_down),
+                    ffn_scale, down_scale, partial, squares, state, maxima, totals, counter, rows,
+                    chunks, BIAS, EPS, SCALE, LANES, MOST_QKV, MOST_OUT, MOST_UP, MOST_CHUNKS,
+                ),
+            ),
+            (produce, (source, channel, products, (qkv, attn_out, gate_up, down), keys, values)),
+            (
+                produce_rows,
+                (
+                    source, channel, products, (x_attn_box, x_out_box, x_ffn_box, x_down_box),
+                    ffn_scale_box, down_scale_box,
+                ),
+            ),
+        ],
+        [1, 1],
+        [72, 72],
+    )  # fmt: skip

@@ -1,0 +1,246 @@
+"""Host side of the persistent kernel over layers: tables of the weights, workspaces, launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lacache_trt.plugins.triton_support import LOG2_E, ceil_div, next_power_of_two
+
+ROWS = 32
+"""Rows of a window that the kernel serves."""
+HEAD = 128
+TILE_KEYS = 64
+COLUMNS = 128
+WARPS = 8
+MOST_FACTORS = 64
+IN_FLIGHT = 3
+EARLY_IN_FLIGHT = 1
+"""Copies of tiles under way at once, and of the first ones of a product (chosen on an H200)."""
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes that the layers of a stack share.
+
+    Attributes:
+        hidden: D, width of the residual stream.
+        query: Hq * 128.
+        key_value: Hkv * 128.
+        intermediate: F, width of the FFN.
+        fp8: gate_up and down are E4M3 with scales per group.
+        bias: the fused projection has a bias.
+        eps: of both norms.
+    """
+
+    hidden: int
+    query: int
+    key_value: int
+    intermediate: int
+    fp8: bool
+    bias: bool
+    eps: float
+
+    def products(self) -> list[tuple[int, int]]:
+        """(tiles of columns, steps of a tile) of qkv, attn_out, gate_up and down."""
+        ffn = 128 if self.fp8 else 64
+        return [
+            ((self.query + 2 * self.key_value) // COLUMNS, self.hidden // 64),
+            (self.hidden // COLUMNS, self.query // 64),
+            (2 * self.intermediate // COLUMNS, self.hidden // ffn),
+            (self.hidden // COLUMNS, self.intermediate // ffn),
+        ]
+
+    def partial_elements(self, programs: int) -> int:
+        """Float32 elements for the partial sums of the largest product."""
+        counts = (most_parts(tiles, programs) * tiles for tiles, _ in self.products())
+        return max(counts) * ROWS * COLUMNS
+
+
+def most_parts(tiles: int, programs: int) -> int:
+    """Programs that share a tile of columns of a product, at most."""
+    return ceil_div(programs, tiles) + 1
+
+
+def programs_for(sizes: LayerSizes, multiprocessors: int) -> int:
+    """Programs of the grid: one per multiprocessor, and no more than a product has steps."""
+    return min(multiprocessors, *(tiles * steps for tiles, steps in sizes.products()))
+
+
+def serves(sizes: LayerSizes, multiprocessors: int) -> bool:
+    """Whether the kernel can run layers of these sizes on a device of so many multiprocessors."""
+    widths = (sizes.hidden, sizes.query, sizes.key_value, sizes.intermediate)
+    if any(width % COLUMNS for width in widths):
+        return False
+    programs = programs_for(sizes, multiprocessors)
+    scaled = [tiles * steps for tiles, steps in sizes.products()[2:]] if sizes.fp8 else []
+    few_scales = all(ceil_div(total, programs) <= MOST_FACTORS for total in scaled)
+    return few_scales and sizes.query // HEAD <= programs
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of one layer: 16-bit ones [K, N], E4M3 ones [N, K] with scales [N / 128, K / 128]."""
+
+    attn_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    attn_out: Tensor
+    ffn_norm: Tensor
+    gate_up: Tensor
+    gate_up_scale: Tensor | None
+    down: Tensor
+    down_scale: Tensor | None
+
+
+class LayerStack:
+    """Consecutive layers of equal sizes on a device, ready to be launched."""
+
+    def __init__(
+        self, sizes: LayerSizes, layers: Sequence[LayerWeights], multiprocessors: int
+    ) -> None:
+        self.sizes, self.layers = sizes, tuple(layers)
+        self.programs = programs_for(sizes, multiprocessors)
+        device = layers[0].qkv.device
+        addresses = [
+            [
+                0 if tensor is None else tensor.data_ptr()
+                for tensor in (
+                    layer.attn_norm, layer.ffn_norm, layer.qkv_bias,
+                    layer.gate_up_scale, layer.down_scale,
+                )
+            ]
+            for layer in layers
+        ]  # fmt: skip
+        self._table = torch.tensor(addresses, dtype=torch.int64, device=device)
+        kinds = ("qkv", "attn_out", "gate_up", "down")
+        boxes = {kind: spanning_box([getattr(layer, kind) for layer in layers]) for kind in kinds}
+        self._boxes = [boxes[kind][0] for kind in kinds]
+        found = {kind: places for kind, (_, places) in boxes.items()}
+        rows = [[found[kind][i] for kind in kinds] for i in range(len(layers))]
+        self._places = torch.tensor(rows, dtype=torch.int32, device=device)
+
+    def launch(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        window_columns: Tensor,
+        valid_from: Tensor,
+        valid_to: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        fresh_keys: Tensor,
+        fresh_values: Tensor,
+    ) -> None:
+        """Run the layers on `hidden` [1, W, D] in place.
+
+        cos and sin float32 [1, W, 64]; window_columns int32 [1, W]; keys and values [layers, 1,
+        Hkv, N, 128] are read outside the window's columns, fresh ones [layers, 1, Hkv, W, 128]
+        are written. All contiguous.
+        """
+        from lacache_trt.plugins.window_layers.kernel import window_layers_kernel
+
+        sizes, rows, length = self.sizes, hidden.shape[1], keys.shape[3]
+        chunks, chunk_keys = key_chunks(sizes, self.programs, length)
+        heads = sizes.query // HEAD
+        row_bytes = [(keys.view(-1, HEAD), 64), (values.view(-1, HEAD), 64)]
+        ffn = torch.float8_e4m3fn if sizes.fp8 else hidden.dtype
+        x = [
+            hidden.new_empty(ROWS, width, dtype=dtype)
+            for width, dtype in (
+                (sizes.hidden, hidden.dtype), (sizes.query, hidden.dtype),
+                (sizes.hidden, ffn), (sizes.intermediate, ffn),
+            )
+        ]  # fmt: skip
+
+        def floats(*shape: int) -> Tensor:
+            return hidden.new_empty(shape, dtype=torch.float32)
+
+        scales = floats(sizes.hidden // 128, ROWS), floats(sizes.intermediate // 128, ROWS)
+        window_layers_kernel[(self.programs,)](
+            self._table, self._places, *self._boxes, *(box(*each) for each in row_bytes),
+            hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
+            *x, *(box(tensor, ROWS) for tensor in x), *(scale_box(scale) for scale in scales),
+            *scales,
+            floats(sizes.partial_elements(self.programs)), floats(sizes.hidden // 128, ROWS),
+            floats(heads * chunks, ROWS, HEAD), floats(heads * chunks, ROWS),
+            floats(heads * chunks, ROWS), hidden.new_zeros(1, dtype=torch.int32),
+            len(self.layers), self.programs, length, rows, chunks, chunk_keys,
+            **constants(sizes, self.programs),
+            num_warps=WARPS, launch_cooperative_grid=True,
+        )  # fmt: skip
+
+
+def constants(sizes: LayerSizes, programs: int) -> dict[str, object]:
+    """The kernel's constants."""
+    tiles = [tiles for tiles, _ in sizes.products()]
+    return {
+        "D": sizes.hidden,
+        "Q": sizes.query,
+        "KV": sizes.key_value,
+        "F": sizes.intermediate,
+        "FP8": sizes.fp8,
+        "BIAS": sizes.bias,
+        "EPS": sizes.eps,
+        "SCALE": HEAD**-0.5 * LOG2_E,
+        "LANES": next_power_of_two(sizes.hidden // 128),
+        "MOST_QKV": most_parts(tiles[0], programs),
+        "MOST_OUT": most_parts(tiles[1], programs),
+        "MOST_UP": most_parts(tiles[2], programs),
+        "MOST_CHUNKS": max(1, programs // (sizes.query // HEAD)),
+        "IN_FLIGHT": IN_FLIGHT,
+        "EARLY": EARLY_IN_FLIGHT,
+    }
+
+
+def key_chunks(sizes: LayerSizes, programs: int, length: int) -> tuple[int, int]:
+    """(chunks of the columns per head, cached columns of each but the last).
+
+    The last one has the window's own keys as well, and nothing else if it can be spared.
+    """
+    possible = max(1, programs // (sizes.query // HEAD))
+    most = 2 * TILE_KEYS
+    each = ceil_div(ceil_div(length, possible), most) * most
+    used = ceil_div(length, each)
+    return min(used + 1, possible), each
+
+
+def box(tensor: Tensor, rows: int) -> object:
+    """A descriptor of a matrix as bytes, in boxes of so many rows by 128 bytes."""
+    flat = tensor.view(torch.int8)
+    return _descriptor(flat, list(flat.shape), flat.shape[1], rows)
+
+
+def scale_box(scale: Tensor) -> object:
+    """A descriptor of float32 [groups, 32] as bytes, in boxes of one group."""
+    from lacache_trt.plugins.window_layers.stream import ROW_SCALES
+
+    flat = scale.view(torch.int8)
+    return _descriptor(flat, list(flat.shape), flat.shape[1], 1, ROW_SCALES.value)
+
+
+def spanning_box(tensors: Sequence[Tensor]) -> tuple[object, list[tuple[int, int]]]:
+    """One descriptor over matrices of equal shape anywhere in memory, and each's (row, byte).
+
+    Its rows lie as far apart as theirs and are twice as long, so that a matrix may begin anywhere
+    in a row. Memory between the matrices is never touched.
+    """
+    stride = tensors[0].shape[1] * tensors[0].element_size()
+    base = min(tensors, key=lambda tensor: tensor.data_ptr())
+    places = [divmod(tensor.data_ptr() - base.data_ptr(), stride) for tensor in tensors]
+    rows = max(row for row, _ in places) + tensors[0].shape[0] + 1
+    return _descriptor(base.view(torch.int8), [rows, 2 * stride], stride, TILE_KEYS), places
+
+
+def _descriptor(
+    base: Tensor, shape: list[int], stride: int, rows: int, layout: object = None
+) -> object:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from lacache_trt.plugins.window_layers.stream import BYTE_TILE
+
+    return TensorDescriptor(base, shape, [stride, 1], [rows, 128], layout or BYTE_TILE.value)

@@ -1,0 +1,193 @@
+"""What a layer does between its products: sums of partial results, norms, RoPE, SwiGLU.
+
+Units of a phase are dealt to the programs in turn. Values round where the separate kernels round,
+after a product, the residual, silu and its product, but for the norm, whose gain comes before the
+next product and whose divisor behind it: one rounding less.
+"""
+
+# mypy: ignore-errors
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from lacache_trt.plugins.fp8 import E4M3_MAX, ZERO_AMAX
+from lacache_trt.plugins.window_layers.grid import ROWS, owner
+from lacache_trt.plugins.window_layers.stream import COLUMNS, HEAD, WARPS
+
+TILE = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [WARPS.value, 1], [1, 0]))
+HALF_HEAD = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [WARPS.value, 1], [1, 0]))
+LARGEST = gl.constexpr(E4M3_MAX)
+NEAR_ZERO = gl.constexpr(ZERO_AMAX)
+
+
+@gluon.jit
+def sum_of_tile(source, partial, tile, row, column, product, MOST: gl.constexpr):
+    """float32: a tile's parts at rows [R, 1] and columns [1, C], added in their order."""
+    first = owner(product.TOTAL, tile * product.STEPS, source.programs)
+    last = owner(product.TOTAL, tile * product.STEPS + product.STEPS - 1, source.programs)
+    place = partial + tile * COLUMNS + row * product.N + column
+    found = gl.load(place)
+    for i in gl.static_range(1, MOST):
+        wanted = row * 0 + i <= last - first
+        found += gl.load(place + i * (ROWS * product.N), mask=wanted, other=0.0)
+    return found
+
+
+@gluon.jit
+def quantise(values):
+    """(E4M3 [G, 128], float32 scales [G]) of float32 values; the rule of `fp8_kernel`."""
+    bits = values.to(gl.int32, bitcast=True)
+    amax = gl.max(bits & 0x7FFFFFFF, 1).to(gl.float32, bitcast=True)
+    scale = gl.where(amax < NEAR_ZERO, 1.0, gl.div_rn(amax, gl.full_like(amax, LARGEST)))
+    inverse = gl.div_rn(gl.full_like(amax, 1.0), scale)
+    divisor = gl.where(scale < float("inf"), scale, 0.0)
+    all_inverse = inverse[:, None] + gl.full_like(values, 0.0)
+    all_divisors = divisor[:, None] + gl.full_like(values, 0.0)
+    nearly = values * all_inverse
+    quotient = gl.fma(gl.fma(-nearly, all_divisors, values), all_inverse, nearly)
+    signed = quotient.to(gl.int32, bitcast=True) | (bits & -0x80000000)
+    return signed.to(gl.float32, bitcast=True).to(gl.float8e4nv), scale
+
+
+@gluon.jit
+def residual(
+    source, rows, hidden, partial, gain, out, out_scale, squares, merge, product,
+    NORM: gl.constexpr, FP8: gl.constexpr, MOST: gl.constexpr,
+):  # fmt: skip
+    """hidden += the product before it (with `merge`); with NORM, out = hidden * gain.
+
+    A unit is eight rows of 128 columns, so that the whole grid takes part. What a norm divides by
+    is known when all units are done, and is one factor per row: the phase behind the next product
+    multiplies with it (`row_factors`), from squares[D / 128, 32], the sums of this one's squares.
+    """
+    D: gl.constexpr = source.D
+    PIECES: gl.constexpr = ROWS // 8
+    dtype: gl.constexpr = hidden.dtype.element_ty
+    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE))
+    inside = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))
+    for unit in range(source.program, D // COLUMNS * PIECES, source.programs):
+        tile = unit // PIECES
+        row = unit % PIECES * 8 + lane
+        keep = (row < rows)[:, None]
+        place = (row * D)[:, None] + (tile * COLUMNS + inside)[None, :]
+        wide = gl.load(hidden + place, mask=keep, other=0.0).to(gl.float32)
+        # Before the stores, which no load overtakes.
+        weight = gl.load(gain + tile * COLUMNS + inside).to(gl.float32)
+        if merge:
+            wide += sum_of_tile(source, partial, tile, row[:, None], inside[None, :], product, MOST)
+            rounded = wide.to(dtype)
+            gl.store(hidden + place, rounded, mask=keep)
+            wide = rounded.to(gl.float32)
+        if NORM:
+            gl.store(squares + tile * ROWS + row, gl.sum(wide * wide, 1))
+            scaled = (wide * weight[None, :]).to(dtype)
+            if FP8:
+                values, scale = quantise(scaled.to(gl.float32))
+                gl.store(out + place, values)
+                gl.store(out_scale + tile * ROWS + row, scale)
+            else:
+                gl.store(out + place, scaled)
+
+
+@gluon.jit
+def row_factors(source, squares, EPS: gl.constexpr, LANES: gl.constexpr, LAYOUT: gl.constexpr):
+    """float32 [32]: 1 / the root mean square of each row, as the norm before a product has it."""
+    SUMS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [WARPS, 1], [1, 0])
+    tile = gl.arange(0, LANES, gl.SliceLayout(1, SUMS))
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
+    known = (tile < source.D // COLUMNS)[:, None]
+    found = gl.load(squares + (tile * ROWS)[:, None] + row[None, :], mask=known, other=0.0)
+    return gl.convert_layout(gl.rsqrt(gl.sum(found, 0) / source.D + EPS), LAYOUT)
+
+
+@gluon.jit
+def swiglu(
+    source, partial, squares, out, out_scale, product, dtype: gl.constexpr, FP8: gl.constexpr,
+    MOST: gl.constexpr, EPS: gl.constexpr, LANES: gl.constexpr,
+):  # fmt: skip
+    """out = silu(gate) * up, quantised with FP8. A unit is 128 columns."""
+    F: gl.constexpr = source.F
+    factor = row_factors(source, squares, EPS, LANES, gl.SliceLayout(1, TILE))[:, None]
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, TILE))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))
+    for group in range(source.program, F // COLUMNS, source.programs):
+        gate = sum_of_tile(source, partial, group, row[:, None], column[None, :], product, MOST)
+        up = sum_of_tile(
+            source, partial, group + F // COLUMNS, row[:, None], column[None, :], product, MOST
+        )
+        gate = (gate * factor).to(dtype).to(gl.float32)
+        up = (up * factor).to(dtype).to(gl.float32)
+        silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
+        values = (silu * up).to(dtype)
+        target = out + (row * F)[:, None] + (group * COLUMNS + column)[None, :]
+        if FP8:
+            rounded, scale = quantise(values.to(gl.float32))
+            gl.store(target, rounded)
+            gl.store(out_scale + group * ROWS + row, scale)
+        else:
+            gl.store(target, values)
+
+
+@gluon.jit
+def rope_head(
+    source, head, rows, partial, factor, bias, cos, sin, product, dtype: gl.constexpr,
+    BIAS: gl.constexpr, ROTATE: gl.constexpr, MOST: gl.constexpr,
+):  # fmt: skip
+    """[32, 128] of one head of the fused projection: q, k or v, the first two after RoPE.
+
+    factor [32, 1]: what the norm divides by; cos and sin [rows, 64].
+    """
+    HALF: gl.constexpr = HEAD // 2
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD))
+    column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD))
+    left = sum_of_tile(source, partial, head, row[:, None], column[None, :], product, MOST)
+    right = sum_of_tile(
+        source, partial, head, row[:, None], (HALF + column)[None, :], product, MOST
+    )
+    left = (left * factor).to(dtype)
+    right = (right * factor).to(dtype)
+    if BIAS:
+        offset = bias + head * HEAD + column
+        left = (left.to(gl.float32) + gl.load(offset).to(gl.float32)[None, :]).to(dtype)
+        right = (right.to(gl.float32) + gl.load(offset + HALF).to(gl.float32)[None, :]).to(dtype)
+    if ROTATE:
+        inside = (gl.minimum(row, rows - 1) * HALF)[:, None] + column[None, :]
+        cosine = gl.load(cos + inside)
+        sine = gl.load(sin + inside)
+        wide = left.to(gl.float32)
+        wide_right = right.to(gl.float32)
+        left = (wide * cosine - wide_right * sine).to(dtype)
+        right = (wide_right * cosine + wide * sine).to(dtype)
+    return gl.reshape(gl.permute(gl.join(left, right), (0, 2, 1)), [ROWS, HEAD])
+
+
+@gluon.jit
+def merge_heads(source, rows, state, maxima, totals, out, chunks, MOST: gl.constexpr):
+    """out [32, Q]: the chunks' states of every head, combined. A unit is eight rows of a head."""
+    HEADS: gl.constexpr = source.Q // HEAD
+    dtype: gl.constexpr = out.dtype.element_ty
+    column = gl.arange(0, HEAD, gl.SliceLayout(0, TILE))
+    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE))
+    for unit in range(source.program, HEADS * (ROWS // 8), source.programs):
+        head = unit // (ROWS // 8)
+        row = unit % (ROWS // 8) * 8 + lane
+        first = head * chunks * ROWS + row
+        largest = gl.load(maxima + first)
+        for i in gl.static_range(1, MOST):
+            found = gl.load(
+                maxima + first + i * ROWS, mask=lane * 0 + i < chunks, other=float("-inf")
+            )
+            largest = gl.maximum(largest, found)
+        anchor = gl.where(largest == float("-inf"), 0.0, largest)
+        total = gl.zeros([8], gl.float32, gl.SliceLayout(1, TILE))
+        acc = gl.zeros([8, HEAD], gl.float32, TILE)
+        for i in gl.static_range(MOST):
+            some = lane * 0 + i < chunks
+            found = gl.load(maxima + first + i * ROWS, mask=some, other=float("-inf"))
+            factor = gl.exp2(found - anchor)
+            total += gl.load(totals + first + i * ROWS, mask=some, other=0.0) * factor
+            place = state + (first + i * ROWS)[:, None] * HEAD + column[None, :]
+            partial = gl.load(place, mask=some[:, None], other=0.0)
+            acc += partial * factor[:, None]
+        value = acc * gl.where(total > 0.0, 1.0 / total, 0.0)[:, None]
+        target = out + (row * source.Q)[:, None] + (head * HEAD + column)[None, :]
+        gl.store(target, value.to(dtype), mask=(row < rows)[:, None])

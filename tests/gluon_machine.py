@@ -1,0 +1,327 @@
+"""Runs Gluon kernels on a CPU, as they are written: every group of warps is a thread.
+
+Triton has no interpreter for Gluon. Here the Python source of the kernel's functions runs with
+stand-ins for the language: tensors are torch tensors and layouts are ignored, a pointer is a flat
+tensor and an offset, shared memory is bytes, an mbarrier counts arrivals and bytes, and copies of
+the TMA happen at once. What it shows is that indices, masks, orders and waits are right, and that
+nothing waits forever; not that layouts fit or that memory is ordered as a GPU orders it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TIMEOUT_SECONDS = 60.0
+
+
+class Value(torch.Tensor):
+    """A tensor with Triton's casts."""
+
+    def to(self, dtype: Any, *others: Any, bitcast: bool = False, **more: Any) -> Any:  # type: ignore[override]
+        if bitcast:
+            return self.view(dtype)
+        return super().to(dtype, *others, **more)
+
+    @property
+    def T(self) -> Any:  # noqa: N802
+        return super().T
+
+
+def value(tensor: Tensor) -> Any:
+    """As a `Value`."""
+    return tensor.as_subclass(Value)
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """What a pointer points to."""
+
+    element_ty: torch.dtype
+
+
+@dataclass
+class Pointer:
+    """Places in a flat tensor."""
+
+    memory: Tensor
+    offset: Any = 0
+
+    @property
+    def dtype(self) -> ElementType:
+        """Triton's pointer type."""
+        return ElementType(self.memory.dtype)
+
+    def __add__(self, other: Any) -> Pointer:
+        return Pointer(self.memory, self.offset + other)
+
+    __radd__ = __add__
+
+
+@dataclass
+class Barrier:
+    """An mbarrier: a phase ends when all arrivals and all announced bytes are there."""
+
+    count: int = 0
+    arrived: int = 0
+    bytes_missing: int = 0
+    phase: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def update(self, arrivals: int = 0, announced: int = 0, copied: int = 0) -> None:
+        """Count; bytes may come before they are announced."""
+        with self.changed:
+            self.arrived += arrivals
+            self.bytes_missing += announced - copied
+            if self.arrived > self.count:
+                raise AssertionError("an mbarrier was arrived at too often")
+            if self.arrived == self.count and self.bytes_missing == 0:
+                self.arrived = 0
+                self.phase += 1
+                self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        """Until the phase of this parity has ended."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.phase % 2 != parity, TIMEOUT_SECONDS):
+                raise AssertionError("an mbarrier was waited for in vain")
+
+
+@dataclass
+class Shared:
+    """Bytes of shared memory seen as a tensor."""
+
+    memory: Tensor
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def index(self, place: int) -> Any:
+        """The part at a place of the first dimension."""
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        if not 0 <= place < self.shape[0]:
+            raise AssertionError(f"place {place} of {self.shape}")
+        part = self.memory[place * size : (place + 1) * size]
+        return Shared(part, self.dtype, self.shape[1:])
+
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+        return Shared(self.memory, dtype, tuple(shape))
+
+    def permute(self, order: Sequence[int]) -> Turned:
+        """Transposed."""
+        return Turned(self)
+
+    def load(self, layout: Any) -> Any:
+        """A swizzled tile of two bytes and rows of 256 lies as two halves of 128 bytes."""
+        if len(self.shape) == 2 and self.shape[1] * self.dtype.itemsize == 256:
+            halves = self.memory.view(self.dtype).view(2, self.shape[0], -1)
+            return value(torch.cat([halves[0], halves[1]], dim=1).clone())
+        return value(self.memory.view(self.dtype).view(self.shape).clone())
+
+    def store(self, values: Tensor) -> None:
+        """Overwrite it."""
+        self.memory.view(self.dtype).view(self.shape).copy_(values)
+
+
+@dataclass
+class Turned:
+    """A transposed view."""
+
+    of: Shared
+
+    def load(self, layout: Any) -> Any:
+        """The values."""
+        return value(self.of.load(layout).t())
+
+
+class Barriers:
+    """An array of mbarriers."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Barrier() for _ in range(count)]
+
+    def index(self, place: int) -> Barrier:
+        """One of them."""
+        return self.all[int(place)]
+
+
+class _Mbarrier:
+    """Stands for the module `mbarrier`."""
+
+    class MBarrierLayout:
+        """Marks allocations of mbarriers."""
+
+    @staticmethod
+    def init(barrier: Barrier, count: int) -> None:
+        barrier.count = count
+
+    @staticmethod
+    def wait(barrier: Barrier, parity: Any, pred: Any = True) -> None:
+        if pred:
+            barrier.wait(int(parity))
+
+    @staticmethod
+    def arrive(barrier: Barrier, pred: Any = True) -> None:
+        if pred:
+            barrier.update(arrivals=1)
+
+    @staticmethod
+    def expect(barrier: Barrier, count: int) -> None:
+        barrier.update(arrivals=1, announced=count)
+
+
+@dataclass
+class Box:
+    """A TMA descriptor: a byte matrix of some stride, and the box that one copy moves."""
+
+    memory: Tensor
+    stride: int
+    rows: int
+
+    def read(self, row: int, byte: int) -> Tensor:
+        """The box [rows, 128] at a place; zeros behind the memory."""
+        places = (torch.arange(self.rows)[:, None] + row) * self.stride + byte + torch.arange(128)
+        known = places < self.memory.numel()
+        return torch.where(known, self.memory[places.clamp(max=self.memory.numel() - 1)], 0)
+
+
+class _Tma:
+    """Stands for the module `tma`."""
+
+    @staticmethod
+    def async_copy_global_to_shared(box: Box, place: Any, barrier: Barrier, target: Shared) -> None:
+        found = box.read(int(place[0]), int(place[1]))
+        target.memory.copy_(found.reshape(-1))
+        barrier.update(copied=found.numel())
+
+
+def _load(pointer: Pointer, mask: Any = None, other: Any = 0.0) -> Any:
+    offset = torch.as_tensor(pointer.offset)
+    if mask is None:
+        found = pointer.memory[offset]
+        return found.item() if offset.ndim == 0 and not found.is_floating_point() else value(found)
+    wanted, offset = torch.broadcast_tensors(torch.as_tensor(mask), offset)
+    found = pointer.memory[torch.where(wanted, offset, 0)]
+    return value(torch.where(wanted, found, torch.tensor(other, dtype=found.dtype)))
+
+
+def _store(pointer: Pointer, values: Any, mask: Any = None) -> None:
+    offset = torch.as_tensor(pointer.offset)
+    values = torch.as_tensor(values).to(pointer.memory.dtype)
+    offset, values = torch.broadcast_tensors(offset, values)
+    if mask is not None:
+        wanted = torch.as_tensor(mask).expand(offset.shape)
+        offset, values = offset[wanted], values[wanted]
+    pointer.memory[offset.as_subclass(Tensor)] = values.as_subclass(Tensor)
+
+
+def _product(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = False) -> Any:
+    left, right = (x.load(None) if not isinstance(x, Tensor) else x for x in (a, b))
+    found = left.to(torch.float32) @ right.to(torch.float32)
+    return value(found + acc) if use_acc else value(found)
+
+
+def _either(choose: Callable[..., Any]) -> Callable[..., Any]:
+    def call(a: Any, b: Any) -> Any:
+        if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+            return int(choose(torch.tensor(a), torch.tensor(b)))
+        return value(choose(torch.as_tensor(a), torch.as_tensor(b)))
+
+    return call
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, Tensor):
+        return a if condition else b
+    return value(torch.where(condition, a, b))
+
+
+def _full_like(x: Tensor, fill: float) -> Any:
+    return value(torch.full_like(x, fill))
+
+
+def language() -> types.SimpleNamespace:
+    """Stands for `gl`."""
+    return types.SimpleNamespace(
+        float32=torch.float32, bfloat16=torch.bfloat16, int32=torch.int32, int64=torch.int64,
+        int8=torch.int8, float8e4nv=torch.float8_e4m3fn,
+        constexpr=lambda x: x, static_range=range, load=_load, store=_store, where=_where,
+        minimum=_either(torch.minimum), maximum=_either(torch.maximum), full_like=_full_like,
+        SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, cdiv=lambda a, b: -(-a // b),
+        arange=lambda first, stop, layout: value(torch.arange(first, stop, dtype=torch.int64)),
+        zeros=lambda shape, dtype, layout: value(torch.zeros(shape, dtype=dtype)),
+        full=lambda shape, fill, dtype, layout: value(torch.full(shape, fill, dtype=dtype)),
+        sum=lambda x, axis: _scalar(x.sum(axis)), max=lambda x, axis: value(x.amax(axis)),
+        exp=torch.exp, exp2=torch.exp2, rsqrt=torch.rsqrt, div_rn=lambda a, b: a / b,
+        fma=lambda a, b, c: (a.double() * b.double() + c.double()).to(torch.float32),
+        convert_layout=lambda x, layout: x, permute=lambda x, order: value(x.permute(order)),
+        reshape=lambda x, shape: value(x.reshape(shape)),
+        join=lambda a, b: value(torch.stack([a, b], dim=-1)),
+        multiple_of=lambda x, n: x, thread_barrier=lambda: None,
+        pointer_type=ElementType,
+    )  # fmt: skip
+
+
+def _scalar(x: Tensor) -> Any:
+    return int(x) if x.ndim == 0 and not x.is_floating_point() else value(x)
+
+
+class Machine:
+    """The functions of some modules, ready to run on the CPU.
+
+    `stand_ins` replace functions by name, for example the grid's barrier.
+    """
+
+    def __init__(self, modules: Sequence[types.ModuleType], stand_ins: dict[str, Any]) -> None:
+        self._names: dict[str, Any] = {}
+        common = {
+            "gl": language(), "mbarrier": _Mbarrier, "tma": _Tma, "warpgroup_mma": _product,
+            "mma_v2": _product, "fence_async_shared": lambda: None,
+            "warpgroup_mma_wait": lambda pending, deps: deps[0] if len(deps) == 1 else tuple(deps),
+        }  # fmt: skip
+        for module in modules:
+            for name, found in vars(module).items():
+                if hasattr(found, "fn"):
+                    self._names.setdefault(name, self._function(found.fn))
+                elif type(found).__name__ == "constexpr":
+                    self._names.setdefault(name, found.value)
+        self._names |= common | stand_ins
+
+    def _function(self, function: types.FunctionType) -> Callable[..., Any]:
+        return types.FunctionType(
+            function.__code__, self._names, function.__name__, function.__defaults__
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return self._names[name]
+
+    def supply(self, **names: Any) -> None:
+        """More stand-ins."""
+        self._names |= names
+
+
+def run_threads(bodies: Sequence[Callable[[], None]]) -> None:
+    """Run all at once; the first error of any ends the test."""
+    errors: list[BaseException] = []
+
+    def guarded(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(body,), daemon=True) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * TIMEOUT_SECONDS)
+    if errors:
+        raise errors[0]
+    if any(thread.is_alive() for thread in threads):
+        raise AssertionError("a thread did not end")

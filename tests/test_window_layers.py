@@ -1,0 +1,401 @@
+"""The persistent kernel over the layers of a window, run on the CPU as it is written."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from gluon_machine import Barriers, Box, Machine, Pointer, Shared, run_threads
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lacache_trt.model.config import ModelConfig, parameter_shapes
+from lacache_trt.model.ops import TorchOps
+from lacache_trt.model.programs import WindowProgram
+from lacache_trt.model.transformer import Transformer
+from lacache_trt.engines.cuda.fused_window import FusedWindow
+from lacache_trt.plugins.fp8 import quantise_blocks
+from lacache_trt.plugins.triton_support import SHARED_MEMORY_LIMIT, resource_usage
+from lacache_trt.plugins.window_layers import attend, grid, kernel, launch, phases, stream
+
+_here = threading.local()
+
+
+def raw(address: int, count: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    """Memory at an address, not touched until it is read."""
+    buffer = (ctypes.c_int8 * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+def record(*names: str) -> Any:
+    """A constructor that takes these fields by position."""
+    return lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True)))
+
+
+def product_shape(width: int, columns: int, fp8: bool) -> SimpleNamespace:
+    steps = width // (128 if fp8 else 64)
+    return SimpleNamespace(N=columns, STEPS=steps, TOTAL=columns // 128 * steps, FP8=fp8)
+
+
+def compile_for_hopper(fp8: bool) -> Any:
+    """LLaDA-8B's instance."""
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    half, floats = "*bf16", "*fp32"
+    weight_box = f"tensordesc<i8[64, 128],{stream.BYTE_TILE.value!r}>"
+    rows_box = f"tensordesc<i8[32, 128],{stream.BYTE_TILE.value!r}>"
+    scale_box = f"tensordesc<i8[1, 128],{stream.ROW_SCALES.value!r}>"
+    types = dict.fromkeys(kernel.window_layers_kernel.arg_names, "constexpr")
+    types |= {"table": "*i64", "places": "*i32", "counter": "*i32"}
+    types |= dict.fromkeys(("window_columns", "valid_from", "valid_to"), "*i32")
+    types |= dict.fromkeys(("qkv", "attn_out", "gate_up", "down", "keys", "values"), weight_box)
+    types |= dict.fromkeys(("hidden", "fresh_keys", "fresh_values", "x_attn", "x_out"), half)
+    types |= dict.fromkeys(("x_ffn", "x_down"), "*fp8e4nv" if fp8 else half)
+    types |= dict.fromkeys(("x_attn_box", "x_out_box", "x_ffn_box", "x_down_box"), rows_box)
+    types |= dict.fromkeys(("ffn_scale_box", "down_scale_box"), scale_box)
+    types |= dict.fromkeys(("cos", "sin", "ffn_scale", "down_scale", "partial"), floats)
+    types |= dict.fromkeys(("squares", "state", "maxima", "totals"), floats)
+    numbers = ("layers", "programs", "length", "rows", "chunks", "chunk_keys")
+    types |= dict.fromkeys(numbers, "i32")
+    sizes = launch.LayerSizes(4096, 4096, 4096, 12288, fp8, False, 1e-5)
+    function = kernel.window_layers_kernel
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(function.arg_names)
+        if types[name].startswith("*")
+    }
+    constants = launch.constants(sizes, 132)
+    source = GluonASTSource(function, types, constexprs=constants, attrs=aligned)
+    options = {"num_warps": launch.WARPS, "launch_cooperative_grid": True}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+class Grid:
+    """Launches a kernel's source as threads, one for each group of warps of each program."""
+
+    def __init__(self) -> None:
+        self.machine = Machine([grid, stream, phases, attend, kernel], {})
+        self.machine.supply(
+            Source=record(
+                "table", "places", "head_row", "layer_rows", "key_tiles", "program", "programs",
+                "layers", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
+            ),
+            Channel=record(
+                "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "go", "factors"
+            ),
+            Product=product_shape,
+            address=self.address,
+            fence_proxies=lambda anything: None,
+        )  # fmt: skip
+        language = self.machine.gl
+        language.program_id = lambda axis: _here.program
+        language.allocate_shared_memory = self.allocate
+        language.warp_specialize = self.specialise
+
+    def __getitem__(self, shape: tuple[int]) -> Any:
+        self.programs = shape[0]
+        return self.run
+
+    def run(
+        self, *arguments: Any, num_warps: int, launch_cooperative_grid: bool, **constants: Any
+    ) -> None:
+        meeting = threading.Barrier(self.programs, timeout=60)
+
+        def grid_barrier(counter: Any, arrivals: int) -> None:
+            assert arrivals % self.programs == 0
+            meeting.wait()
+
+        self.machine.supply(grid_barrier=grid_barrier)
+        found = [self.argument(each) for each in arguments]
+        program = self.machine.window_layers_kernel
+
+        def body(number: int) -> None:
+            _here.program = number
+            program(*found, **constants)
+
+        run_threads([lambda number=number: body(number) for number in range(self.programs)])
+
+    def argument(self, given: Any) -> Any:
+        return Pointer(given.view(-1)) if isinstance(given, Tensor) else given
+
+    def address(self, source: Any, layer: int, column: int, dtype: torch.dtype) -> Pointer | None:
+        found = int(source.table.memory[layer * int(self.machine.TABLE_COLUMNS) + column])
+        return Pointer(raw(found, 1 << 22, dtype)) if found else None
+
+    def allocate(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
+        if type(layout).__name__ == "MBarrierLayout":
+            return Barriers(shape[0])
+        size = int(torch.tensor(shape).prod()) * dtype.itemsize
+        memory = torch.randint(-128, 127, (size,), dtype=torch.int8)
+        return Shared(memory, dtype, tuple(shape))
+
+    def specialise(self, functions: Any, warps: list[int], registers: list[int]) -> None:
+        number = _here.program
+
+        def body(function: Any, arguments: Any) -> None:
+            _here.program = number
+            function(*arguments)
+
+        run_threads([lambda f=f, a=a: body(f, a) for f, a in functions])
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`LayerStack.launch` runs on the CPU."""
+
+    def descriptor(base: Tensor, shape: list[int], stride: int, rows: int, *_: Any) -> Box:
+        return Box(raw(base.data_ptr(), shape[0] * stride), stride, rows)
+
+    monkeypatch.setattr(launch, "_descriptor", descriptor)
+    monkeypatch.setattr(kernel, "window_layers_kernel", Grid())
+    yield
+
+
+CONFIG = ModelConfig(
+    family="llada", hidden_size=256, num_layers=3, num_heads=2, num_kv_heads=2, head_dim=128,
+    intermediate_size=384, vocab_size=64, rope_theta=10000.0, norm_eps=1e-5, max_length=512,
+    qkv_bias=False, tied_head=False, logit_shift=False, mask_id=63, eos_ids=(62,), dtype="bfloat16",
+)  # fmt: skip
+GROUPED = replace(CONFIG, num_heads=4, num_kv_heads=1, qkv_bias=True, hidden_size=384)
+
+
+def random_model(config: ModelConfig, fp8: bool, seed: int = 0) -> Transformer:
+    """A model of random bfloat16 weights; FP8 in the FFNs of all layers but the first."""
+    torch.manual_seed(seed)
+    names = [
+        f"layers.{layer}.{name}"
+        for layer in range(1, config.num_layers)
+        for name in ("gate_up", "down")
+    ]
+    model = Transformer(config, TorchOps(), torch.bfloat16, names if fp8 else ())
+    for name, shape in parameter_shapes(config).items():
+        drawn = torch.randn(shape) * (shape[0] ** -0.5 if len(shape) == 2 else 0.1)
+        drawn = (drawn if len(shape) == 2 else drawn + 1).to(torch.bfloat16)
+        if fp8 and name.removesuffix(".weight") in names:
+            block, scale = quantise_blocks(drawn.t().contiguous())
+            model.weights[name.replace(".", "/")].data = block
+            model.weights[name.replace(".weight", ".scale").replace(".", "/")].data = scale
+        else:
+            model.weights[name.replace(".", "/")].data = drawn
+    return model.eval()
+
+
+@dataclass
+class Window:
+    """Inputs of the layers of a window step."""
+
+    columns: Tensor
+    ranges: tuple[Tensor, Tensor]
+    cached: tuple[Tensor, Tensor]
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def fresh(self) -> tuple[Tensor, Tensor]:
+        """Room for the window's own keys and values."""
+        shape = (*self.cached[0].shape[:3], self.columns.shape[1], self.cached[0].shape[4])
+        empty = self.hidden.new_full(shape, torch.nan)
+        return empty, empty.clone()
+
+
+def random_window(
+    model: Transformer, length: int, rows: int, start: int, valid: tuple[int, int], pads: int = 0
+) -> Window:
+    """A window of `rows` columns from `start`, the last `pads` of them not there."""
+    config = model.config
+    shape = (config.num_layers, 1, config.num_kv_heads, length, config.head_dim)
+    cached = torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()
+    for tensor in cached:  # nobody may read what is not valid
+        tensor[:, :, :, : valid[0]] = torch.nan
+        tensor[:, :, :, valid[1] :] = torch.nan
+    columns = torch.arange(start, start + rows, dtype=torch.int32)[None]
+    columns[:, rows - pads :] = -1 if pads else columns[:, rows - pads :]
+    cos, sin = model.rope_tables(columns.clamp(min=0))
+    ranges = tuple(torch.tensor([bound], dtype=torch.int32) for bound in valid)
+    hidden = torch.randn(1, rows, config.hidden_size).bfloat16()
+    return Window(columns, (ranges[0], ranges[1]), cached, hidden, cos, sin)
+
+
+def separate(
+    model: Transformer, window: Window, dtype: torch.dtype
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """The layers one op after the other."""
+    keys, values = (tensor.nan_to_num(0.0).to(dtype) for tensor in window.cached)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return model.ops.attention_window(
+            q, k, v, keys[layer], values[layer], window.columns, *window.ranges
+        )
+
+    layers = range(model.config.num_layers - 1)
+    program = WindowProgram(model)
+    return program._whole_layers(layers, window.hidden.to(dtype), window.cos, window.sin, attend)
+
+
+def fused(
+    model: Transformer, window: Window, multiprocessors: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The layers in the kernel."""
+    fresh = window.fresh()
+    run = FusedWindow(model, multiprocessors).run
+    hidden = window.hidden.clone()
+    arguments = (window.columns, window.ranges, window.cached, fresh, hidden)
+    return run(*arguments, window.cos, window.sin), fresh
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Relative, in the Frobenius norm."""
+    difference = found.double() - expected.double()
+    return float(difference.norm() / expected.double().norm())
+
+
+CASES = [
+    # config, multiprocessors, length, rows, start, valid columns, pads
+    (CONFIG, 3, 200, 32, 64, (0, 200), 0),
+    (CONFIG, 5, 320, 8, 0, (0, 320), 0),
+    (CONFIG, 2, 130, 32, 98, (7, 130), 0),
+    (CONFIG, 7, 300, 32, 250, (3, 282), 0),
+    (CONFIG, 4, 256, 16, 120, (100, 250), 4),
+    (GROUPED, 5, 192, 32, 64, (0, 190), 0),
+    (GROUPED, 4, 65, 1, 64, (0, 65), 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "multiprocessors", "length", "rows", "start", "valid", "pads"), CASES
+)
+def test_layers_against_float64(
+    on_cpu: None, config: ModelConfig, multiprocessors: int, length: int, rows: int, start: int,
+    valid: tuple[int, int], pads: int,
+) -> None:  # fmt: skip
+    """No further from float64 than twice the separate ops, hidden rows, keys and values alike."""
+    model = random_model(config, fp8=False)
+    window = random_window(model, length, rows, start, valid, pads)
+    exact_model = copy.deepcopy(model).double()
+    exact, exact_kept = separate(exact_model, window, torch.float64)
+    plain, plain_kept = separate(model, window, torch.bfloat16)
+    found, fresh = fused(model, window, multiprocessors)
+    assert distance(found, exact) <= 2 * distance(plain, exact) + 1e-3
+    for layer in range(config.num_layers - 1):
+        for part in range(2):
+            allowed = 2 * distance(plain_kept[layer][part], exact_kept[layer][part]) + 1e-3
+            assert distance(fresh[part][layer], exact_kept[layer][part]) <= allowed
+    assert all(part[-1].isnan().all() for part in fresh)  # the last layer is not the kernel's
+
+
+@pytest.mark.parametrize("config", [CONFIG, GROUPED])
+def test_fp8_layers(on_cpu: None, config: ModelConfig) -> None:
+    """FP8 FFNs behind a 16-bit first layer: two stacks."""
+    model = random_model(config, fp8=True)
+    window = random_window(model, 160, 32, 32, (0, 160))
+    plain, plain_kept = separate(model, window, torch.bfloat16)
+    found, fresh = fused(model, window, 4)
+    assert distance(found, plain) < 2e-2
+    for layer in range(config.num_layers - 1):
+        assert distance(fresh[0][layer], plain_kept[layer][0]) < 2e-2
+        assert distance(fresh[1][layer], plain_kept[layer][1]) < 2e-2
+
+
+def test_result_does_not_depend_on_the_run(on_cpu: None) -> None:
+    """Bitwise: threads come in another order each time."""
+    model = random_model(CONFIG, fp8=True)
+    window = random_window(model, 128, 32, 96, (0, 128))
+    first, first_fresh = fused(model, window, 5)
+    second, second_fresh = fused(model, window, 5)
+    assert torch.equal(first, second)
+    assert torch.equal(first_fresh[0][:2], second_fresh[0][:2])
+
+
+@given(tiles=st.integers(1, 300), steps=st.integers(1, 200), programs=st.integers(1, 140))
+def test_shares_cover_every_step_once(tiles: int, steps: int, programs: int) -> None:
+    """The fixed runs, who owns a step, and how many parts a tile of columns can have."""
+    total = tiles * steps
+    if programs > total:
+        programs = total
+    machine = Machine([grid], {})
+    starts = [machine.first_step(total, program, programs) for program in range(programs + 1)]
+    assert starts[0] == 0 and starts[-1] == total and starts == sorted(set(starts))
+    for step in {0, total // 3, total // 2, total - 1}:
+        program = machine.owner(total, step, programs)
+        assert starts[program] <= step < starts[program + 1]
+    for tile in {0, tiles // 2, tiles - 1}:
+        first = machine.owner(total, tile * steps, programs)
+        last = machine.owner(total, tile * steps + steps - 1, programs)
+        assert last - first + 1 <= launch.most_parts(tiles, programs)
+
+
+@given(length=st.integers(1, 5000), heads=st.integers(1, 64), programs=st.integers(64, 148))
+def test_chunks_cover_the_columns(length: int, heads: int, programs: int) -> None:
+    """Every column has a chunk, and every chunk of every head a program."""
+    sizes = launch.LayerSizes(128, heads * 128, 128, 128, False, False, 1e-5)
+    chunks, each = launch.key_chunks(sizes, programs, length)
+    assert chunks * each >= length and each % (2 * launch.TILE_KEYS) == 0
+    assert chunks * heads <= max(programs, heads)
+
+
+def test_what_it_serves() -> None:
+    """LLaDA-8B and Dream-7B on an H100; not widths that tiles do not divide, nor too few programs."""
+    llada = launch.LayerSizes(4096, 4096, 4096, 12288, True, False, 1e-5)
+    dream = launch.LayerSizes(3584, 3584, 512, 18944, True, True, 1e-6)
+    assert launch.serves(llada, 132) and launch.serves(dream, 132)
+    assert not launch.serves(replace(llada, hidden=4000), 132)
+    assert not launch.serves(llada, 16)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_compiles_for_hopper(fp8: bool) -> None:
+    """Ahead of time, within the registers and the shared memory of SM 90."""
+    compiled = compile_for_hopper(fp8)
+    assert compiled.metadata.shared <= SHARED_MEMORY_LIMIT[90]
+    registers, stack = resource_usage(compiled.asm["cubin"])
+    assert registers <= 168 and stack <= 160
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
+    assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    ("config", "multiprocessors", "length", "rows", "start", "valid", "pads"), CASES
+)
+def test_layers_on_a_gpu(
+    fp8: bool, config: ModelConfig, multiprocessors: int, length: int, rows: int, start: int,
+    valid: tuple[int, int], pads: int,
+) -> None:  # fmt: skip
+    """The kernel itself, with few programs and with as many as there are, twice alike."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs SM 90")
+    model = random_model(config, fp8)
+    window = random_window(model, length, rows, start, valid, pads)
+    plain, plain_kept = separate(model, window, torch.bfloat16)
+    exact, _ = (
+        (plain, None) if fp8 else separate(copy.deepcopy(model).double(), window, torch.float64)
+    )
+    allowed = 2e-2 if fp8 else 2 * distance(plain, exact) + 1e-3
+    there = model.cuda()
+    on_device = Window(*(moved(part) for part in vars(window).values()))
+    for programs in (multiprocessors, 132):
+        found, fresh = fused(there, on_device, programs)
+        again, fresh_again = fused(there, on_device, programs)
+        assert distance(found.cpu(), exact) <= allowed
+        assert torch.equal(found, again)
+        for layer in range(config.num_layers - 1):
+            for part in range(2):
+                assert distance(fresh[part][layer].cpu(), plain_kept[layer][part]) < 2e-2
+                assert torch.equal(fresh[part][layer], fresh_again[part][layer])
+
+
+def moved(part: Any) -> Any:
+    """To the GPU."""
+    return tuple(tensor.cuda() for tensor in part) if isinstance(part, tuple) else part.cuda()
