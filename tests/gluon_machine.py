@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 20.0
 
 
 class Value(torch.Tensor):

@@ -59,9 +59,14 @@ def _store_rows(values, target, rows):
 
 @gluon.jit
 def _lines(channel, taken, dtype: gl.constexpr):
-    """Tile number `taken` once it has arrived, as 64 keys or values."""
+    """Tile number `taken` once it has arrived, as 64 keys or values.
+
+    The activations' warp brings nothing to it, but must have passed it: behind one that was given
+    back too early it would wait for the turn after.
+    """
     slot = taken % DEPTH
     mbarrier.wait(channel.full.index(slot), taken // DEPTH % 2)
+    mbarrier.wait(channel.x_full.index(slot), taken // DEPTH % 2)
     return channel.ring.index(slot)._reinterpret(dtype, [TILE_KEYS, HEAD], HALF_TILE)
 
 
