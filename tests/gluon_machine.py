@@ -9,146 +9,14 @@ nothing waits forever; not that layouts fit or that memory is ordered as a GPU o
 
 from __future__ import annotations
 
-import math
 import threading
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from gluon_memory import TIMEOUT_SECONDS, Barrier, Box, ElementType, Pointer, Shared, value
 from torch import Tensor
-
-TIMEOUT_SECONDS = 20.0
-
-
-class Value(torch.Tensor):
-    """A tensor with Triton's casts."""
-
-    def to(self, dtype: Any, *others: Any, bitcast: bool = False, **more: Any) -> Any:  # type: ignore[override]
-        if bitcast:
-            return self.view(dtype)
-        return super().to(dtype, *others, **more)
-
-    @property
-    def T(self) -> Any:  # noqa: N802
-        return super().T
-
-
-def value(tensor: Tensor) -> Any:
-    """As a `Value`."""
-    return tensor.as_subclass(Value)
-
-
-@dataclass(frozen=True)
-class ElementType:
-    """What a pointer points to."""
-
-    element_ty: torch.dtype
-
-
-@dataclass
-class Pointer:
-    """Places in a flat tensor."""
-
-    memory: Tensor
-    offset: Any = 0
-
-    @property
-    def dtype(self) -> ElementType:
-        """Triton's pointer type."""
-        return ElementType(self.memory.dtype)
-
-    def __add__(self, other: Any) -> Pointer:
-        return Pointer(self.memory, self.offset + other)
-
-    __radd__ = __add__
-
-
-@dataclass
-class Barrier:
-    """An mbarrier: a phase ends when all arrivals and all announced bytes are there."""
-
-    count: int = 0
-    arrived: int = 0
-    bytes_missing: int = 0
-    phase: int = 0
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def update(self, arrivals: int = 0, announced: int = 0, copied: int = 0) -> None:
-        """Count; bytes may come before they are announced."""
-        with self.changed:
-            self.arrived += arrivals
-            self.bytes_missing += announced - copied
-            if self.arrived > self.count:
-                raise AssertionError("an mbarrier was arrived at too often")
-            if self.arrived == self.count and self.bytes_missing == 0:
-                self.arrived = 0
-                self.phase += 1
-                self.changed.notify_all()
-
-    def wait(self, parity: int) -> None:
-        """Until the phase of this parity has ended."""
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.phase % 2 != parity, TIMEOUT_SECONDS):
-                raise AssertionError("an mbarrier was waited for in vain")
-
-
-@dataclass
-class Shared:
-    """Bytes of shared memory seen as a tensor."""
-
-    memory: Tensor
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    def index(self, place: int) -> Any:
-        """The part at a place of the first dimension."""
-        size = math.prod(self.shape[1:]) * self.dtype.itemsize
-        if not 0 <= place < self.shape[0]:
-            raise AssertionError(f"place {place} of {self.shape}")
-        part = self.memory[place * size : (place + 1) * size]
-        return Shared(part, self.dtype, self.shape[1:])
-
-    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
-        return Shared(self.memory, dtype, tuple(shape))
-
-    def permute(self, order: Sequence[int]) -> Turned:
-        """Transposed."""
-        return Turned(self)
-
-    def load(self, layout: Any) -> Any:
-        """A swizzled tile of two bytes and rows of 256 lies as two halves of 128 bytes."""
-        if len(self.shape) == 2 and self.shape[1] * self.dtype.itemsize == 256:
-            halves = self.memory.view(self.dtype).view(2, self.shape[0], -1)
-            return value(torch.cat([halves[0], halves[1]], dim=1).clone())
-        return value(self.memory.view(self.dtype).view(self.shape).clone())
-
-    def store(self, values: Tensor) -> None:
-        """Overwrite it."""
-        self.memory.view(self.dtype).view(self.shape).copy_(values)
-
-
-@dataclass
-class Turned:
-    """A transposed view."""
-
-    of: Shared
-
-    def load(self, layout: Any) -> Any:
-        """The values."""
-        return value(self.of.load(layout).t())
-
-
-class Barriers:
-    """An array of mbarriers."""
-
-    def __init__(self, count: int) -> None:
-        self.all = [Barrier() for _ in range(count)]
-
-    def index(self, place: int) -> Barrier:
-        """One of them."""
-        return self.all[int(place)]
 
 
 class _Mbarrier:
@@ -174,21 +42,6 @@ class _Mbarrier:
     @staticmethod
     def expect(barrier: Barrier, count: int) -> None:
         barrier.update(arrivals=1, announced=count)
-
-
-@dataclass
-class Box:
-    """A TMA descriptor: a byte matrix of some stride, and the box that one copy moves."""
-
-    memory: Tensor
-    stride: int
-    rows: int
-
-    def read(self, row: int, byte: int) -> Tensor:
-        """The box [rows, 128] at a place; zeros behind the memory."""
-        places = (torch.arange(self.rows)[:, None] + row) * self.stride + byte + torch.arange(128)
-        known = places < self.memory.numel()
-        return torch.where(known, self.memory[places.clamp(max=self.memory.numel() - 1)], 0)
 
 
 class _Tma:
@@ -273,12 +126,9 @@ def _scalar(x: Tensor) -> Any:
 
 
 class Machine:
-    """The functions of some modules, ready to run on the CPU.
+    """The functions of some modules, ready to run on the CPU."""
 
-    `stand_ins` replace functions by name, for example the grid's barrier.
-    """
-
-    def __init__(self, modules: Sequence[types.ModuleType], stand_ins: dict[str, Any]) -> None:
+    def __init__(self, modules: Sequence[types.ModuleType]) -> None:
         self._names: dict[str, Any] = {}
         common = {
             "gl": language(), "mbarrier": _Mbarrier, "tma": _Tma, "warpgroup_mma": _product,
@@ -291,7 +141,7 @@ class Machine:
                     self._names.setdefault(name, self._function(found.fn))
                 elif type(found).__name__ == "constexpr":
                     self._names.setdefault(name, found.value)
-        self._names |= common | stand_ins
+        self._names |= common
 
     def _function(self, function: types.FunctionType) -> Callable[..., Any]:
         return types.FunctionType(
@@ -302,7 +152,7 @@ class Machine:
         return self._names[name]
 
     def supply(self, **names: Any) -> None:
-        """More stand-ins."""
+        """Replace functions by name, for example the grid's barrier."""
         self._names |= names
 
 

@@ -3,162 +3,31 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import triton
-from gluon_machine import Barriers, Box, Machine, Pointer, Shared, run_threads
+from gluon_machine import Machine
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from window_layers_grid import compile_for_hopper, run_on_cpu
 
+from lacache_trt.engines.cuda.fused_window import FusedWindow
 from lacache_trt.model.config import ModelConfig, parameter_shapes
 from lacache_trt.model.ops import TorchOps
 from lacache_trt.model.programs import WindowProgram
 from lacache_trt.model.transformer import Transformer
-from lacache_trt.engines.cuda.fused_window import FusedWindow
 from lacache_trt.plugins.fp8 import quantise_blocks
 from lacache_trt.plugins.triton_support import SHARED_MEMORY_LIMIT, resource_usage
-from lacache_trt.plugins.window_layers import attend, grid, kernel, launch, phases, stream
-
-_here = threading.local()
-
-
-def raw(address: int, count: int, dtype: torch.dtype = torch.int8) -> Tensor:
-    """Memory at an address, not touched until it is read."""
-    buffer = (ctypes.c_int8 * (count * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(buffer, dtype=dtype)
-
-
-def record(*names: str) -> Any:
-    """A constructor that takes these fields by position."""
-    return lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True)))
-
-
-def product_shape(width: int, columns: int, fp8: bool) -> SimpleNamespace:
-    steps = width // (128 if fp8 else 64)
-    return SimpleNamespace(N=columns, STEPS=steps, TOTAL=columns // 128 * steps, FP8=fp8)
-
-
-def compile_for_hopper(fp8: bool) -> Any:
-    """LLaDA-8B's instance."""
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    half, floats = "*bf16", "*fp32"
-    weight_box = f"tensordesc<i8[64, 128],{stream.BYTE_TILE.value!r}>"
-    rows_box = f"tensordesc<i8[32, 128],{stream.BYTE_TILE.value!r}>"
-    scale_box = f"tensordesc<i8[1, 128],{stream.ROW_SCALES.value!r}>"
-    types = dict.fromkeys(kernel.window_layers_kernel.arg_names, "constexpr")
-    types |= {"table": "*i64", "places": "*i32", "counter": "*i32"}
-    types |= dict.fromkeys(("window_columns", "valid_from", "valid_to"), "*i32")
-    types |= dict.fromkeys(("qkv", "attn_out", "gate_up", "down", "keys", "values"), weight_box)
-    types |= dict.fromkeys(("hidden", "fresh_keys", "fresh_values", "x_attn", "x_out"), half)
-    types |= dict.fromkeys(("x_ffn", "x_down"), "*fp8e4nv" if fp8 else half)
-    types |= dict.fromkeys(("x_attn_box", "x_out_box", "x_ffn_box", "x_down_box"), rows_box)
-    types |= dict.fromkeys(("ffn_scale_box", "down_scale_box"), scale_box)
-    types |= dict.fromkeys(("cos", "sin", "ffn_scale", "down_scale", "partial"), floats)
-    types |= dict.fromkeys(("squares", "state", "maxima", "totals"), floats)
-    numbers = ("layers", "programs", "length", "rows", "chunks", "chunk_keys")
-    types |= dict.fromkeys(numbers, "i32")
-    sizes = launch.LayerSizes(4096, 4096, 4096, 12288, fp8, False, 1e-5)
-    function = kernel.window_layers_kernel
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(function.arg_names)
-        if types[name].startswith("*")
-    }
-    constants = launch.constants(sizes, 132)
-    source = GluonASTSource(function, types, constexprs=constants, attrs=aligned)
-    options = {"num_warps": launch.WARPS, "launch_cooperative_grid": True}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
-class Grid:
-    """Launches a kernel's source as threads, one for each group of warps of each program."""
-
-    def __init__(self) -> None:
-        self.machine = Machine([grid, stream, phases, attend, kernel], {})
-        self.machine.supply(
-            Source=record(
-                "table", "places", "head_row", "layer_rows", "key_tiles", "program", "programs",
-                "layers", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
-            ),
-            Channel=record(
-                "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "go", "factors"
-            ),
-            Product=product_shape,
-            address=self.address,
-            fence_proxies=lambda anything: None,
-        )  # fmt: skip
-        language = self.machine.gl
-        language.program_id = lambda axis: _here.program
-        language.allocate_shared_memory = self.allocate
-        language.warp_specialize = self.specialise
-
-    def __getitem__(self, shape: tuple[int]) -> Any:
-        self.programs = shape[0]
-        return self.run
-
-    def run(
-        self, *arguments: Any, num_warps: int, launch_cooperative_grid: bool, **constants: Any
-    ) -> None:
-        meeting = threading.Barrier(self.programs, timeout=60)
-
-        def grid_barrier(counter: Any, arrivals: int) -> None:
-            assert arrivals % self.programs == 0
-            meeting.wait()
-
-        self.machine.supply(grid_barrier=grid_barrier)
-        found = [self.argument(each) for each in arguments]
-        program = self.machine.window_layers_kernel
-
-        def body(number: int) -> None:
-            _here.program = number
-            program(*found, **constants)
-
-        run_threads([lambda number=number: body(number) for number in range(self.programs)])
-
-    def argument(self, given: Any) -> Any:
-        return Pointer(given.view(-1)) if isinstance(given, Tensor) else given
-
-    def address(self, source: Any, layer: int, column: int, dtype: torch.dtype) -> Pointer | None:
-        found = int(source.table.memory[layer * int(self.machine.TABLE_COLUMNS) + column])
-        return Pointer(raw(found, 1 << 22, dtype)) if found else None
-
-    def allocate(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
-        if type(layout).__name__ == "MBarrierLayout":
-            return Barriers(shape[0])
-        size = int(torch.tensor(shape).prod()) * dtype.itemsize
-        memory = torch.randint(-128, 127, (size,), dtype=torch.int8)
-        return Shared(memory, dtype, tuple(shape))
-
-    def specialise(self, functions: Any, warps: list[int], registers: list[int]) -> None:
-        number = _here.program
-
-        def body(function: Any, arguments: Any) -> None:
-            _here.program = number
-            function(*arguments)
-
-        run_threads([lambda f=f, a=a: body(f, a) for f, a in functions])
+from lacache_trt.plugins.window_layers import grid, launch
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`LayerStack.launch` runs on the CPU."""
-
-    def descriptor(base: Tensor, shape: list[int], stride: int, rows: int, *_: Any) -> Box:
-        return Box(raw(base.data_ptr(), shape[0] * stride), stride, rows)
-
-    monkeypatch.setattr(launch, "_descriptor", descriptor)
-    monkeypatch.setattr(kernel, "window_layers_kernel", Grid())
-    yield
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's source runs as threads."""
+    run_on_cpu(monkeypatch)
 
 
 CONFIG = ModelConfig(
@@ -322,9 +191,10 @@ def test_shares_cover_every_step_once(tiles: int, steps: int, programs: int) -> 
     total = tiles * steps
     if programs > total:
         programs = total
-    machine = Machine([grid], {})
+    machine = Machine([grid])
     starts = [machine.first_step(total, program, programs) for program in range(programs + 1)]
-    assert starts[0] == 0 and starts[-1] == total and starts == sorted(set(starts))
+    assert (starts[0], starts[-1]) == (0, total)
+    assert starts == sorted(set(starts))
     for step in {0, total // 3, total // 2, total - 1}:
         program = machine.owner(total, step, programs)
         assert starts[program] <= step < starts[program + 1]
@@ -339,15 +209,17 @@ def test_chunks_cover_the_columns(length: int, heads: int, programs: int) -> Non
     """Every column has a chunk, and every chunk of every head a program."""
     sizes = launch.LayerSizes(128, heads * 128, 128, 128, False, False, 1e-5)
     chunks, each = launch.key_chunks(sizes, programs, length)
-    assert chunks * each >= length and each % (2 * launch.TILE_KEYS) == 0
+    assert chunks * each >= length
+    assert each % (2 * launch.TILE_KEYS) == 0
     assert chunks * heads <= max(programs, heads)
 
 
 def test_what_it_serves() -> None:
-    """LLaDA-8B and Dream-7B on an H100; not widths that tiles do not divide, nor too few programs."""
+    """LLaDA-8B and Dream-7B on an H100; not widths without whole tiles, nor too few programs."""
     llada = launch.LayerSizes(4096, 4096, 4096, 12288, True, False, 1e-5)
     dream = launch.LayerSizes(3584, 3584, 512, 18944, True, True, 1e-6)
-    assert launch.serves(llada, 132) and launch.serves(dream, 132)
+    assert launch.serves(llada, 132)
+    assert launch.serves(dream, 132)
     assert not launch.serves(replace(llada, hidden=4000), 132)
     assert not launch.serves(llada, 16)
 
@@ -358,7 +230,8 @@ def test_compiles_for_hopper(fp8: bool) -> None:
     compiled = compile_for_hopper(fp8)
     assert compiled.metadata.shared <= SHARED_MEMORY_LIMIT[90]
     registers, stack = resource_usage(compiled.asm["cubin"])
-    assert registers <= 168 and stack <= 160
+    assert registers <= 168
+    assert stack <= 160
     assert "wgmma.mma_async" in compiled.asm["ptx"]
     assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
 

@@ -1,7 +1,7 @@
 """The attention of a window inside the persistent kernel: one chunk of the columns of one head.
 
-The cached keys and values arrive through the stream, 64 columns a tile; the window's own are read
-from where RoPE put them, by the head's first chunk. The state is that of `attention.stream`.
+The cached keys and values arrive through the stream, 64 columns a tile. The window's own are
+computed by the head's last chunk. The state is that of `attention.stream`.
 """
 
 # mypy: ignore-errors
@@ -90,6 +90,61 @@ def _masked(scores, first, start, kept, low, high):
 
 
 @gluon.jit
+def _own_state(
+    source, layer, head, rows, q, partial, factor, bias, cos, sin, product, fresh_keys,
+    fresh_values, start, kept, low, high, dtype: gl.constexpr, BIAS: gl.constexpr,
+    SCALE: gl.constexpr, MOST: gl.constexpr,
+):  # fmt: skip
+    """The state over the window's own keys, which the first head of a key head also keeps."""
+    HEADS: gl.constexpr = source.Q // HEAD
+    KV_HEADS: gl.constexpr = source.KV // HEAD
+    kv_head = head // (HEADS // KV_HEADS)
+    key_rows = rope_head(
+        source, HEADS + kv_head, rows, partial, factor, bias, cos, sin, product, dtype, BIAS,
+        True, MOST,
+    )  # fmt: skip
+    value_rows = rope_head(
+        source, HEADS + KV_HEADS + kv_head, rows, partial, factor, bias, cos, sin, product, dtype,
+        BIAS, False, MOST,
+    )  # fmt: skip
+    fresh = (layer * KV_HEADS + kv_head) * rows * HEAD
+    if head % (HEADS // KV_HEADS) == 0:
+        _store_rows(key_rows, fresh_keys + fresh, rows)
+        _store_rows(value_rows, fresh_values + fresh, rows)
+    return own_keys(q, key_rows, value_rows, start, kept, low, high, SCALE)
+
+
+@gluon.jit
+def _absorb(
+    channel, taken, q, first, start, kept, low, high, maximum, total, acc, SCALE: gl.constexpr
+):  # fmt: skip
+    """The state after the 128 cached columns from `first`; gives their four tiles back.
+
+    `total` [32, 64] has a sum for every 64th key, so that only the maximum crosses warps.
+    """
+    dtype: gl.constexpr = q.dtype
+    second = first + TILE_KEYS
+    empty = gl.zeros([ROWS, TILE_KEYS], gl.float32, SCORES)
+    keys = _lines(channel, taken, dtype).permute((1, 0)).load(RIGHT)
+    scores = _masked(mma_v2(q, keys, empty) * SCALE, first, start, kept, low, high)
+    keys2 = _lines(channel, taken + 2, dtype).permute((1, 0)).load(RIGHT)
+    scores2 = _masked(mma_v2(q, keys2, empty) * SCALE, second, start, kept, low, high)
+    maximum, anchor, decay = _state_after(maximum, gl.max(gl.maximum(scores, scores2), 1))
+    weights = gl.exp2(scores - anchor[:, None])
+    weights2 = gl.exp2(scores2 - anchor[:, None])
+    total = total * decay[:, None] + (weights + weights2)
+    acc = acc * decay[:, None]
+    values = _values(channel, taken + 1, first, low, high, dtype)
+    acc = mma_v2(gl.convert_layout(weights.to(dtype), LEFT), values, acc)
+    values2 = _values(channel, taken + 3, second, low, high, dtype)
+    acc = mma_v2(gl.convert_layout(weights2.to(dtype), LEFT), values2, acc)
+    gl.thread_barrier()
+    for i in gl.static_range(4):
+        mbarrier.arrive(channel.empty.index((taken + i) % DEPTH))
+    return maximum, total, acc
+
+
+@gluon.jit
 def attend(
     source, channel, taken, layer, head, rows, partial, squares, bias, cos, sin, product,
     fresh_keys, fresh_values, first_key, start, kept, low, high, own, state, maxima, totals,
@@ -102,56 +157,26 @@ def attend(
     and totals [32] and, with `own`, the window's keys and values of a key head into fresh ones
     [layers, Hkv, rows, d]; the caller counts the tiles.
     """
-    HEADS: gl.constexpr = source.Q // HEAD
-    KV_HEADS: gl.constexpr = source.KV // HEAD
     factor = row_factors(source, squares, EPS, LANES, gl.SliceLayout(1, HALF_HEAD))[:, None]
     q_rows = rope_head(
         source, head, rows, partial, factor, bias, cos, sin, product, dtype, BIAS, True, MOST
     )
-    q_tile = gl.convert_layout(q_rows, LEFT)
+    q = gl.convert_layout(q_rows, LEFT)
     maximum = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     own_total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     total = gl.zeros([ROWS, TILE_KEYS], gl.float32, SCORES)
     acc = gl.zeros([ROWS, HEAD], gl.float32, SCORES)
     if own:
-        kv_head = head // (HEADS // KV_HEADS)
-        key_rows = rope_head(
-            source, HEADS + kv_head, rows, partial, factor, bias, cos, sin, product, dtype, BIAS,
-            True, MOST,
+        maximum, own_total, acc = _own_state(
+            source, layer, head, rows, q, partial, factor, bias, cos, sin, product, fresh_keys,
+            fresh_values, start, kept, low, high, dtype, BIAS, SCALE, MOST,
         )  # fmt: skip
-        value_rows = rope_head(
-            source, HEADS + KV_HEADS + kv_head, rows, partial, factor, bias, cos, sin, product,
-            dtype, BIAS, False, MOST,
-        )  # fmt: skip
-        fresh = (layer * KV_HEADS + kv_head) * rows * HEAD
-        if head % (HEADS // KV_HEADS) == 0:
-            _store_rows(key_rows, fresh_keys + fresh, rows)
-            _store_rows(value_rows, fresh_values + fresh, rows)
-        maximum, own_total, acc = own_keys(
-            q_tile, key_rows, value_rows, start, kept, low, high, SCALE
-        )
     own_maximum = maximum
     for pair in range(source.key_tiles // 2):
         first = first_key + pair * (2 * TILE_KEYS)
-        second = first + TILE_KEYS
-        empty = gl.zeros([ROWS, TILE_KEYS], gl.float32, SCORES)
-        keys = _lines(channel, taken, dtype).permute((1, 0)).load(RIGHT)
-        scores = _masked(mma_v2(q_tile, keys, empty) * SCALE, first, start, kept, low, high)
-        keys2 = _lines(channel, taken + 2, dtype).permute((1, 0)).load(RIGHT)
-        scores2 = _masked(mma_v2(q_tile, keys2, empty) * SCALE, second, start, kept, low, high)
-        maximum, anchor, decay = _state_after(maximum, gl.max(gl.maximum(scores, scores2), 1))
-        weights = gl.exp2(scores - anchor[:, None])
-        weights2 = gl.exp2(scores2 - anchor[:, None])
-        total = total * decay[:, None] + (weights + weights2)
-        acc = acc * decay[:, None]
-        values = _values(channel, taken + 1, first, low, high, dtype)
-        acc = mma_v2(gl.convert_layout(weights.to(dtype), LEFT), values, acc)
-        values2 = _values(channel, taken + 3, second, low, high, dtype)
-        acc = mma_v2(gl.convert_layout(weights2.to(dtype), LEFT), values2, acc)
-        gl.thread_barrier()
-        for i in gl.static_range(4):
-            mbarrier.arrive(channel.empty.index((taken + i) % DEPTH))
-        taken += 4
+        maximum, total, acc = _absorb(
+            channel, taken + 4 * pair, q, first, start, kept, low, high, maximum, total, acc, SCALE
+        )
     row = gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
     inside = gl.arange(0, HEAD, gl.SliceLayout(0, SCORES))
     gl.store(state + (row * HEAD)[:, None] + inside[None, :], acc)

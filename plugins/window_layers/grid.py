@@ -63,10 +63,3 @@ def first_step(total: gl.constexpr, program, programs):
 def owner(total: gl.constexpr, step, programs):
     """The program that does a step; the inverse of `first_step`."""
     return ((step + 1) * programs - 1) // total
-
-
-@gluon.jit
-def partial_count(total: gl.constexpr, steps: gl.constexpr, tile, programs):
-    """How many programs wrote a partial sum of a tile of `steps` steps."""
-    first = owner(total, tile * steps, programs)
-    return owner(total, tile * steps + steps - 1, programs) - first + 1

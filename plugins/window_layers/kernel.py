@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from lacache_trt.plugins.window_layers.attend import attend
 from lacache_trt.plugins.window_layers.grid import ROWS, grid_barrier
+from lacache_trt.plugins.window_layers.multiply import multiply
 from lacache_trt.plugins.window_layers.phases import merge_heads, residual, swiglu
 from lacache_trt.plugins.window_layers.stream import (
     ALL_WARPS,
@@ -26,7 +27,6 @@ from lacache_trt.plugins.window_layers.stream import (
     Product,
     Source,
     address,
-    multiply,
     produce,
     produce_rows,
 )
@@ -38,11 +38,11 @@ def consume(
     high, first_key, own, x, ffn_scale, down_scale, partial, squares, state, maxima, totals,
     counter, rows, chunks,
     BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
-    MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr, MOST_CHUNKS: gl.constexpr,
+    MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr,
+    MOST_CHUNKS: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, on the tiles that the other warps bring."""
     Q: gl.constexpr = source.Q
-    KV: gl.constexpr = source.KV
     FP8: gl.constexpr = source.FP8
     dtype: gl.constexpr = hidden.dtype.element_ty
     program = source.program
@@ -115,8 +115,8 @@ def window_layers_kernel(
     counter, layers, programs, length, rows, chunks, chunk_keys,
     D: gl.constexpr, Q: gl.constexpr, KV: gl.constexpr, F: gl.constexpr, FP8: gl.constexpr,
     BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
-    MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr, MOST_CHUNKS: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, EARLY: gl.constexpr,
+    MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr,
+    MOST_CHUNKS: gl.constexpr, IN_FLIGHT: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Grid: (programs,), all resident at once. counter: an int32 zero."""
     program = gl.program_id(0)
@@ -162,9 +162,10 @@ def window_layers_kernel(
                 consume,
                 (
                     source, channel, products, hidden, cos, sin, window_columns, fresh_keys,
-                    fresh_values, low, high, first_key, chunk == chunks - 1, (x_attn, x_out, x_ffn, x_down),
-                    ffn_scale, down_scale, partial, squares, state, maxima, totals, counter, rows,
-                    chunks, BIAS, EPS, SCALE, LANES, MOST_QKV, MOST_OUT, MOST_UP, MOST_CHUNKS,
+                    fresh_values, low, high, first_key, chunk == chunks - 1,
+                    (x_attn, x_out, x_ffn, x_down), ffn_scale, down_scale, partial, squares,
+                    state, maxima, totals, counter, rows, chunks, BIAS, EPS, SCALE, LANES,
+                    MOST_QKV, MOST_OUT, MOST_UP, MOST_CHUNKS,
                 ),
             ),
             (produce, (source, channel, products, (qkv, attn_out, gate_up, down), keys, values)),

@@ -17,8 +17,8 @@ TILE_KEYS = 64
 COLUMNS = 128
 WARPS = 8
 MOST_FACTORS = 64
-IN_FLIGHT = 3
-EARLY_IN_FLIGHT = 1
+IN_FLIGHT = 4
+EARLY_IN_FLIGHT = 2
 """Copies of tiles under way at once, and of the first ones of a product (chosen on an H200)."""
 
 
@@ -146,33 +146,41 @@ class LayerStack:
 
         sizes, rows, length = self.sizes, hidden.shape[1], keys.shape[3]
         chunks, chunk_keys = key_chunks(sizes, self.programs, length)
-        heads = sizes.query // HEAD
-        row_bytes = [(keys.view(-1, HEAD), 64), (values.view(-1, HEAD), 64)]
-        ffn = torch.float8_e4m3fn if sizes.fp8 else hidden.dtype
-        x = [
-            hidden.new_empty(ROWS, width, dtype=dtype)
-            for width, dtype in (
-                (sizes.hidden, hidden.dtype), (sizes.query, hidden.dtype),
-                (sizes.hidden, ffn), (sizes.intermediate, ffn),
-            )
-        ]  # fmt: skip
-
-        def floats(*shape: int) -> Tensor:
-            return hidden.new_empty(shape, dtype=torch.float32)
-
-        scales = floats(sizes.hidden // 128, ROWS), floats(sizes.intermediate // 128, ROWS)
+        cached = (box(tensor.view(-1, HEAD), TILE_KEYS) for tensor in (keys, values))
         window_layers_kernel[(self.programs,)](
-            self._table, self._places, *self._boxes, *(box(*each) for each in row_bytes),
+            self._table, self._places, *self._boxes, *cached,
             hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
-            *x, *(box(tensor, ROWS) for tensor in x), *(scale_box(scale) for scale in scales),
-            *scales,
-            floats(sizes.partial_elements(self.programs)), floats(sizes.hidden // 128, ROWS),
-            floats(heads * chunks, ROWS, HEAD), floats(heads * chunks, ROWS),
-            floats(heads * chunks, ROWS), hidden.new_zeros(1, dtype=torch.int32),
+            *activations(sizes, hidden), *workspaces(sizes, hidden, self.programs, chunks),
             len(self.layers), self.programs, length, rows, chunks, chunk_keys,
-            **constants(sizes, self.programs),
-            num_warps=WARPS, launch_cooperative_grid=True,
+            **constants(sizes, self.programs), num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
+
+
+def activations(sizes: LayerSizes, like: Tensor) -> list[object]:
+    """Inputs of the four products and their boxes, boxes of the FFN's scales, and these."""
+    ffn = torch.float8_e4m3fn if sizes.fp8 else like.dtype
+    kinds = (
+        (sizes.hidden, like.dtype), (sizes.query, like.dtype),
+        (sizes.hidden, ffn), (sizes.intermediate, ffn),
+    )  # fmt: skip
+    x = [like.new_empty(ROWS, width, dtype=dtype) for width, dtype in kinds]
+    scales = [
+        like.new_empty(width // 128, ROWS, dtype=torch.float32)
+        for width in (sizes.hidden, sizes.intermediate)
+    ]
+    boxes = [box(tensor, ROWS) for tensor in x]
+    return [*x, *boxes, *(scale_box(scale) for scale in scales), *scales]
+
+
+def workspaces(sizes: LayerSizes, like: Tensor, programs: int, chunks: int) -> list[Tensor]:
+    """Partial sums, sums of squares, states of the attention, and the grid's counter."""
+    states = sizes.query // HEAD * chunks
+    shapes = (
+        (sizes.partial_elements(programs),), (sizes.hidden // 128, ROWS),
+        (states, ROWS, HEAD), (states, ROWS), (states, ROWS),
+    )  # fmt: skip
+    floats = [like.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    return [*floats, like.new_zeros(1, dtype=torch.int32)]
 
 
 def constants(sizes: LayerSizes, programs: int) -> dict[str, object]:

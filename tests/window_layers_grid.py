@@ -1,0 +1,156 @@
+"""Runs `LayerStack.launch` on the CPU, and compiles its kernel ahead of time."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from gluon_machine import Machine, run_threads
+from gluon_memory import Barrier, Barriers, Box, Pointer, Shared
+from torch import Tensor
+
+from lacache_trt.plugins.window_layers import (
+    attend,
+    grid,
+    kernel,
+    launch,
+    multiply,
+    phases,
+    stream,
+)
+
+_here = threading.local()
+
+
+def raw(address: int, count: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    """Memory at an address, not touched until it is read."""
+    buffer = (ctypes.c_int8 * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+def record(*names: str) -> Any:
+    """A constructor that takes these fields by position."""
+    return lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True)))
+
+
+def product_shape(width: int, columns: int, fp8: bool) -> SimpleNamespace:
+    steps = width // (128 if fp8 else 64)
+    return SimpleNamespace(N=columns, STEPS=steps, TOTAL=columns // 128 * steps, FP8=fp8)
+
+
+def compile_for_hopper(fp8: bool) -> Any:
+    """LLaDA-8B's instance."""
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    half, floats = "*bf16", "*fp32"
+    weight_box = f"tensordesc<i8[64, 128],{stream.BYTE_TILE.value!r}>"
+    rows_box = f"tensordesc<i8[32, 128],{stream.BYTE_TILE.value!r}>"
+    scale_box = f"tensordesc<i8[1, 128],{stream.ROW_SCALES.value!r}>"
+    types = dict.fromkeys(kernel.window_layers_kernel.arg_names, "constexpr")
+    types |= {"table": "*i64", "places": "*i32", "counter": "*i32"}
+    types |= dict.fromkeys(("window_columns", "valid_from", "valid_to"), "*i32")
+    types |= dict.fromkeys(("qkv", "attn_out", "gate_up", "down", "keys", "values"), weight_box)
+    types |= dict.fromkeys(("hidden", "fresh_keys", "fresh_values", "x_attn", "x_out"), half)
+    types |= dict.fromkeys(("x_ffn", "x_down"), "*fp8e4nv" if fp8 else half)
+    types |= dict.fromkeys(("x_attn_box", "x_out_box", "x_ffn_box", "x_down_box"), rows_box)
+    types |= dict.fromkeys(("ffn_scale_box", "down_scale_box"), scale_box)
+    types |= dict.fromkeys(("cos", "sin", "ffn_scale", "down_scale", "partial"), floats)
+    types |= dict.fromkeys(("squares", "state", "maxima", "totals"), floats)
+    numbers = ("layers", "programs", "length", "rows", "chunks", "chunk_keys")
+    types |= dict.fromkeys(numbers, "i32")
+    sizes = launch.LayerSizes(4096, 4096, 4096, 12288, fp8, False, 1e-5)
+    function = kernel.window_layers_kernel
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(function.arg_names)
+        if types[name].startswith("*")
+    }
+    constants = launch.constants(sizes, 132)
+    source = GluonASTSource(function, types, constexprs=constants, attrs=aligned)
+    options = {"num_warps": launch.WARPS, "launch_cooperative_grid": True}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+class Grid:
+    """Launches a kernel's source as threads, one for each group of warps of each program."""
+
+    def __init__(self) -> None:
+        self.machine = Machine([grid, stream, multiply, phases, attend, kernel])
+        self.machine.supply(
+            Source=record(
+                "table", "places", "head_row", "layer_rows", "key_tiles", "program", "programs",
+                "layers", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
+            ),
+            Channel=record(
+                "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "go", "factors"
+            ),
+            Product=product_shape,
+            address=self.address,
+            fence_proxies=lambda anything: None,
+        )  # fmt: skip
+        language = self.machine.gl
+        language.program_id = lambda axis: _here.program
+        language.allocate_shared_memory = self.allocate
+        language.warp_specialize = self.specialise
+
+    def __getitem__(self, shape: tuple[int]) -> Any:
+        self.programs = shape[0]
+        return self.run
+
+    def run(
+        self, *arguments: Any, num_warps: int, launch_cooperative_grid: bool, **constants: Any
+    ) -> None:
+        meeting = threading.Barrier(self.programs, timeout=60)
+
+        def grid_barrier(counter: Any, arrivals: int) -> None:
+            assert arrivals % self.programs == 0
+            meeting.wait()
+
+        self.machine.supply(grid_barrier=grid_barrier)
+        found = [self.argument(each) for each in arguments]
+        program = self.machine.window_layers_kernel
+
+        def body(number: int) -> None:
+            _here.program = number
+            program(*found, **constants)
+
+        run_threads([lambda number=number: body(number) for number in range(self.programs)])
+
+    def argument(self, given: Any) -> Any:
+        return Pointer(given.view(-1)) if isinstance(given, Tensor) else given
+
+    def address(self, source: Any, layer: int, column: int, dtype: torch.dtype) -> Pointer | None:
+        found = int(source.table.memory[layer * int(self.machine.TABLE_COLUMNS) + column])
+        return Pointer(raw(found, 1 << 22, dtype)) if found else None
+
+    def allocate(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
+        if type(layout).__name__ == "MBarrierLayout":
+            return Barriers(Barrier() for _ in range(shape[0]))
+        size = int(torch.tensor(shape).prod()) * dtype.itemsize
+        memory = torch.randint(-128, 127, (size,), dtype=torch.int8)
+        return Shared(memory, dtype, tuple(shape))
+
+    def specialise(self, functions: Any, warps: list[int], registers: list[int]) -> None:
+        number = _here.program
+
+        def body(function: Any, arguments: Any) -> None:
+            _here.program = number
+            function(*arguments)
+
+        run_threads([lambda f=f, a=a: body(f, a) for f, a in functions])
+
+
+def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`LayerStack.launch` runs on the CPU from here on."""
+
+    def descriptor(base: Tensor, shape: list[int], stride: int, rows: int, *_: Any) -> Box:
+        return Box(raw(base.data_ptr(), shape[0] * stride), stride, rows)
+
+    monkeypatch.setattr(launch, "_descriptor", descriptor)
+    monkeypatch.setattr(kernel, "window_layers_kernel", Grid())
