@@ -23,6 +23,9 @@ from lacache_trt.model.transformer import Transformer
 from lacache_trt.plugins.rope import kernel as rope_kernel
 from lacache_trt.plugins.window_write import kernel as window_write
 
+Layers = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From the embedded window, cos and sin to the residual before the last layer."""
+
 
 class Kept:
     """`keys` and `values` [L, B, Hkv, N, d], outside the memory pool of the graphs."""
@@ -51,19 +54,24 @@ class Kept:
         fresh = self.keys.new_empty(shape), self.values.new_empty(shape)
         into = list(zip(*fresh, strict=True))
         geometry, step = others[:4], others[4:]
-        layers, in_order = None, into
-        if isinstance(self._model.ops, CudaOps) and small_window(columns):
-            layers = self._model.ops.fused_window
-        if layers is not None:
-            cached = self.keys, self.values
-            layers = partial(layers.run, columns, geometry[1:3], cached, fresh)
-            in_order = into[-1:]
-        program = _WindowInPlace(_keeping(self._model, in_order), into, layers)
+        layers = self._fused(columns, geometry[1], geometry[2], fresh)
+        projections = into if layers is None else into[-1:]
+        program = _WindowInPlace(_keeping(self._model, projections), into, layers)
         outputs: tuple[Tensor, ...] = program(
             tokens, columns, *geometry, self.keys, self.values, *step
         )
         window_write.launch(*fresh, columns, self.keys, self.values)
         return outputs
+
+    def _fused(
+        self, columns: Tensor, valid_from: Tensor, valid_to: Tensor, fresh: KeyValue
+    ) -> Layers | None:
+        """All layers but the last of this window as one call, where a kernel serves them."""
+        ops = self._model.ops
+        if not isinstance(ops, CudaOps) or ops.fused_window is None or not small_window(columns):
+            return None
+        ranges, cached = (valid_from, valid_to), (self.keys, self.values)
+        return partial(ops.fused_window.run, columns, ranges, cached, fresh)
 
     def nbytes(self) -> int:
         """Bytes of both."""
@@ -130,7 +138,7 @@ class _WindowInPlace(WindowProgram):
         self,
         model: Transformer,
         into: list[KeyValue],
-        layers: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        layers: Layers | None = None,
     ) -> None:
         super().__init__(model)
         self._into = into
