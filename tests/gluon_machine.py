@@ -9,6 +9,7 @@ nothing waits forever; not that layouts fit or that memory is ordered as a GPU o
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -157,7 +158,16 @@ class Machine:
 
 
 def run_threads(bodies: Sequence[Callable[[], None]]) -> None:
-    """Run all at once; the first error of any ends the test."""
+    """Run all at once, often interrupted; the first error of any ends the test."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        _run_threads(bodies)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _run_threads(bodies: Sequence[Callable[[], None]]) -> None:
     errors: list[BaseException] = []
 
     def guarded(body: Callable[[], None]) -> None:
