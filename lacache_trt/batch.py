@@ -127,6 +127,7 @@ class Batch(StepInputs):
             generated[chosen] = outputs.token[place, chosen]
             events.append(self._event(index, chosen + self._answer_start, generated[chosen]))
             row.count_step(len(chosen))
+            row.ended = bool(np.isin(generated, self.model.eos_ids).any())
             row.close_block(finished=True)
         return events
 
@@ -160,7 +161,7 @@ class Batch(StepInputs):
         """The answer of a finished row."""
         tokens = tuple(int(token) for token in self.generated(index))
         row = self._rows[index]
-        reason: FinishReason = "stop" if set(tokens) & set(self.model.eos_ids) else "length"
+        reason: FinishReason = "stop" if row.ended else "length"
         return GenerationResult(
             tokens=tokens,
             text=text,
@@ -198,6 +199,7 @@ class Batch(StepInputs):
         row.close_block(finished=finished)
         if finished:
             generated = self.generated(index)
+            row.ended = bool(np.isin(generated, eos_ids).any())
             generated[generated == mask_id] = (*eos_ids, 0)[0]
 
     def _event(self, index: int, columns: Int, tokens: Int) -> StepEvent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -17,12 +17,21 @@ import numpy as np
 
 import lacache_trt
 from lacache_trt.bench_report import BenchReport, BenchSettings, CacheTiming
+from lacache_trt.combinations import WINDOW_CACHES
 from lacache_trt.engines.base import Engine
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.generation import GenerationConfig, GenerationResult
 from lacache_trt.model.config import DTYPE_BYTES, ModelConfig
 from lacache_trt.progress import Progress, SilentProgress
 from lacache_trt.runtime import Runtime
+
+WHOLE_ANSWERS = {
+    "stop_at_eos": False,
+    "stop_in_block": False,
+    "eos_truncation": None,
+    "eos_guard": 0,
+}
+"""Settings with which nothing ends an answer early."""
 
 
 def bench_engine(
@@ -39,8 +48,8 @@ def bench_engine(
         InvalidRequestError: it has none of them.
     """
     settings, progress = settings or BenchSettings(), progress or SilentProgress()
-    config = replace(config or GenerationConfig(), stop_at_eos=False)
-    asked = [replace(config, cache=name) for name in settings.cache_names]  # type: ignore[arg-type]
+    config = replace(config or GenerationConfig(), **WHOLE_ANSWERS)  # type: ignore[arg-type]
+    asked = [_with_cache(config, name) for name in settings.cache_names]
     timings: list[CacheTiming] = []
     with Runtime.load(directory) as runtime:
         model = runtime.engine.config
@@ -61,6 +70,11 @@ def bench_engine(
         tuple(timings),
         tuple(each.cache for each in asked if each not in configs),
     )
+
+
+def _with_cache(config: GenerationConfig, name: str) -> GenerationConfig:
+    refresh = config.refresh_every if name in WINDOW_CACHES else None
+    return replace(config, cache=name, refresh_every=refresh)  # type: ignore[arg-type]
 
 
 def _possible(configs: Sequence[GenerationConfig], engine: Engine) -> list[GenerationConfig]:
@@ -114,7 +128,10 @@ def _timing(
     ms_per_step = 1e3 * (fills + steps) / forwards
     tokens = settings.batch * config.gen_length * len(runs)
     columns = settings.batch * (settings.prompt_length + config.gen_length)
-    held = columns * model.cache_bytes_per_token(DTYPE_BYTES["float32"])
+    size = DTYPE_BYTES["float32"]
+    held = columns * model.cache_bytes_per_token(size)
+    if config.has_window:
+        held += columns * 2 * model.num_layers * model.kv_size * size
     return CacheTiming(
         cache=config.cache,
         ms_per_step=ms_per_step,
@@ -139,7 +156,19 @@ def workload_facts(settings: BenchSettings, config: GenerationConfig) -> dict[st
         "steps": config.steps,
         "policy": config.policy,
         "repeats": settings.repeats,
+        **_changed(config),
     }
+
+
+def _changed(config: GenerationConfig) -> dict[str, object]:
+    """Settings that are not the defaults, as JSON has them."""
+    changed = {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if getattr(config, field.name) != field.default
+        and field.name not in ("cache", "deadline_s", *WHOLE_ANSWERS)
+    }
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in changed.items()}
 
 
 def machine_facts() -> dict[str, object]:

@@ -18,7 +18,7 @@ import numpy as np
 
 import lacache_trt
 from lacache_trt.batch import Batch
-from lacache_trt.bench import machine_facts, random_prompts, workload_facts
+from lacache_trt.bench import WHOLE_ANSWERS, machine_facts, random_prompts, workload_facts
 from lacache_trt.bench_report import BenchSettings, GraphTiming, StepReport
 from lacache_trt.decoding.registry import build_policy
 from lacache_trt.decoding.rows import check_prompt
@@ -67,7 +67,7 @@ def bench_steps(
 ) -> StepReport:
     """Time fill, reuse and, where the engine in `directory` has it, plain."""
     settings, progress = settings or BenchSettings(), progress or SilentProgress()
-    config = replace(config or GenerationConfig(), stop_at_eos=False)
+    config = replace(config or GenerationConfig(), **WHOLE_ANSWERS)  # type: ignore[arg-type]
     calls = CALLS_PER_REPEAT * settings.repeats
     with Runtime.load(directory) as runtime:
         engine = runtime.engine

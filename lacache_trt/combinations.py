@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lacache_trt.generation import GenerationConfig
 
 WINDOW_CACHES = ("prefix", "dual")
+WITHOUT_STEPS = ("threshold", "factor", "local_leap")
 
 # A setting that only has a meaning where another one has one of these values.
 _ONLY_WITH: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -110,7 +111,7 @@ def _check_blocks(config: GenerationConfig) -> None:
             expected="gen_length = block_length x number of blocks",
             fix=f"gen_length={lengths}, or block_length={blocks}",
         )
-    if config.steps % config.num_blocks:
+    if config.policy not in WITHOUT_STEPS and config.steps % config.num_blocks:
         raise InvalidRequestError(
             "steps is not a multiple of the number of blocks",
             got=f"steps={config.steps}, {config.num_blocks} blocks "

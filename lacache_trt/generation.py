@@ -95,7 +95,7 @@ class GenerationConfig:
         stop_in_block: end as soon as an end token stands with no mask before it, and do not
             decode the rest of its block.
         no_empty_answer: the first position is never an end token.
-        deadline_s: seconds until `DeadlineExceededError`, checked between steps.
+        deadline_s: seconds of a batch until `DeadlineExceededError`, checked between steps.
     """
 
     gen_length: int = 128

@@ -20,6 +20,7 @@ class Row:
         committed: tokens that the model committed.
         finished: the answer is complete.
         waiting: the block is complete, and others of the batch are not.
+        ended: the finished answer holds an end token that was predicted.
         memory: what the policy remembers of the block.
         fill_s: seconds of the block's fills.
         steps_s: seconds of the block's steps.
@@ -34,6 +35,7 @@ class Row:
     committed: int = 0
     finished: bool = False
     waiting: bool = False
+    ended: bool = False
     memory: object = None
     fill_s: float = 0.0
     steps_s: float = 0.0

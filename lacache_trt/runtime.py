@@ -38,6 +38,7 @@ from lacache_trt.errors import (
     DeadlineExceededError,
     EngineError,
     InvalidRequestError,
+    LaCacheError,
 )
 from lacache_trt.generation import GenerationConfig, GenerationResult, StepEvent
 from lacache_trt.requests import (
@@ -138,12 +139,16 @@ class Runtime(ClosesOnExit):
     ) -> Iterator[StepEvent]:
         """Answer one prompt step by step: an event per step, with the text so far.
 
-        Closing the iterator stops at the next step and releases the caches.
+        Closing the iterator stops at the next step and releases the caches. What is wrong with the
+        request is raised here; the iterator raises what `generate` raises later. A deadline counts
+        from the first event asked for, and the time that the caller takes between two.
         """
         config = GenerationConfig() if config is None else config
         batch, policy = self._prepare([prompt], config, raw, cancel)
-        for event in self._decode(batch, policy, cancel):
-            yield replace(event, text=self._text(batch, event.row))
+        return (
+            replace(event, text=self._text(batch, event.row))
+            for event in self._decode(batch, policy, cancel)
+        )
 
     def close(self) -> None:
         """Release the engine. Calls in flight stop at their next step with `CancelledError`."""
@@ -233,11 +238,25 @@ class Runtime(ClosesOnExit):
         forced = config.commit_first or (model.logit_shift and config.has_window)
         policy = build_policy(config, commit_first=forced)
         check_logits(config, policy, self.engine)
-        ids = [
-            check_prompt(self._tokens(prompt, raw), model, config.gen_length) for prompt in prompts
-        ]
-        self.limits.check_length(max(len(tokens) for tokens in ids) + config.gen_length)
-        return Batch(ids, config, model, policy), policy
+        return Batch(self.check_prompts(prompts, config, raw=raw), config, model, policy), policy
+
+    def check_prompts(
+        self, prompts: Sequence[PromptLike], config: GenerationConfig, *, raw: bool = False
+    ) -> list[Prompt]:
+        """The token ids of prompts; an error names the one that is not valid."""
+        ids: list[Prompt] = []
+        for place, prompt in enumerate(prompts):
+            try:
+                tokens = check_prompt(
+                    self._tokens(prompt, raw), self.engine.config, config.gen_length
+                )
+                self.limits.check_length(len(tokens) + config.gen_length)
+            except LaCacheError as error:
+                if len(prompts) > 1:
+                    error.what = f"prompt {place + 1} of {len(prompts)}: {error.what}"
+                raise
+            ids.append(tokens)
+        return ids
 
     def _tokens(self, prompt: PromptLike, raw: bool) -> Prompt | PromptLike:
         if not isinstance(prompt, str):

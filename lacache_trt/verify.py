@@ -37,12 +37,11 @@ from lacache_trt.model.fp8 import fp8_granularity
 from lacache_trt.progress import Progress, SilentProgress
 from lacache_trt.text import TextCodec
 from lacache_trt.verify_generation import (
-    EXCUSED_FRACTION,
     generations_agree,
     greedy,
     settings_for,
 )
-from lacache_trt.verify_report import Check, VerifyReport, largest_difference
+from lacache_trt.verify_report import EXCUSED_FRACTION, Check, VerifyReport, largest_difference
 from lacache_trt.verify_sizes import Sizes
 from lacache_trt.verify_window import window_checks
 

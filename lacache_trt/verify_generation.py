@@ -31,9 +31,8 @@ from lacache_trt.errors import EngineError, NumericalError
 from lacache_trt.generation import GenerationConfig
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.runtime import Runtime
-from lacache_trt.verify_report import Check
+from lacache_trt.verify_report import EXCUSED_FRACTION, Check
 
-EXCUSED_FRACTION = 1e-3
 _STEPS_PER_BLOCK = 8
 
 Bools = NDArray[np.bool_]

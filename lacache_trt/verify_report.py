@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+EXCUSED_FRACTION = 1e-3
+"""Of the tokens compared, near ties that may come out otherwise; one always may."""
+
 
 def largest_difference(
     found: NDArray[np.float32], expected: NDArray[np.float32], same: NDArray[np.bool_]

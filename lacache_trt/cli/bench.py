@@ -24,7 +24,10 @@ Report = BenchReport | StepReport | KernelReport
 
 
 EngineDirectory = Annotated[Path, typer.Argument(metavar="ENGINES", help="Engine directory.")]
-Decoding = Annotated[GenerationConfig, WithoutFlags(("cache", "stop_at_eos"))]
+# --caches says which; answers never end early; refresh_every needs "cache", so --config has it.
+_UNUSED = ("cache", "stop_at_eos", "stop_in_block", "eos_truncation", "eos_guard", "refresh_every")
+Decoding = Annotated[GenerationConfig, WithoutFlags(_UNUSED)]
+Steps = Annotated[BenchSettings, WithoutFlags(("caches",))]
 SaveResult = Annotated[
     Path | None, typer.Option("--save-result", help="Also write the report as JSON.")
 ]
@@ -42,7 +45,7 @@ def generate(
     save_result: SaveResult = None,
     compare: Compare = None,
 ) -> None:
-    """Measure whole generations: ms per denoising step for each cache, fills counted."""
+    """Measure whole generations from random prompts: ms per step for each cache, fills counted."""
     from lacache_trt.bench import bench_engine
 
     files = _Files.checked(save_result, compare, workload, config)
@@ -54,7 +57,7 @@ def step(
     output: Output,
     engines: EngineDirectory,
     config: Decoding,
-    workload: BenchSettings,
+    workload: Steps,
     save_result: SaveResult = None,
     compare: Compare = None,
 ) -> None:
@@ -70,7 +73,7 @@ def kernels(
     output: Output,
     engines: EngineDirectory,
     config: Decoding,
-    workload: BenchSettings,
+    workload: Steps,
     save_result: SaveResult = None,
     compare: Compare = None,
 ) -> None:
@@ -156,7 +159,9 @@ def _timings(report: Report) -> tuple[Sequence[str], Iterable[Sequence[object]]]
         return ("kernel", "us", "TFLOP/s", "GB/s"), [
             (t.kernel, t.microseconds, t.tflops, t.gbps) for t in report.timings
         ]
-    names = ("cache", "ms/step", "ms/fill", "ms/block", "tokens/s", "caches", "speedup")
+    names = (
+        "cache", "ms/step", "ms/fill", "ms/block", "tokens/s", "tokens/forward", "caches", "speedup"
+    )  # fmt: skip
     return names, [
         (
             t.cache,
@@ -164,6 +169,7 @@ def _timings(report: Report) -> tuple[Sequence[str], Iterable[Sequence[object]]]
             round(t.ms_per_fill, 3),
             round(t.block_ms_median, 2),
             round(t.tokens_per_second, 1),
+            round(t.tokens_per_forward, 2),
             human_bytes(t.cache_bytes),
             round(t.speedup, 3),
         )

@@ -49,10 +49,11 @@ def policies(
         report = bench_policies(engines, settings, progress)
     if drawing is not None:
         files.draw(lambda path: drawing.draw(report, path))
-    files.deliver(output, asdict(report), lambda: _show(report))
+    data = {**asdict(report), "plot": None if plot is None else str(plot)}
+    files.deliver(output, data, lambda: _show(report, plot))
 
 
-def _show(report: GridReport) -> None:
+def _show(report: GridReport, plot: Path | None) -> None:
     from lacache_trt.cli.tables import key_values, one_line, table
 
     key_values(
@@ -87,3 +88,5 @@ def _show(report: GridReport) -> None:
     )
     for name in report.skipped:
         print(f"skipped: {name}")
+    if plot is not None:
+        print(f"frontier: {plot}")

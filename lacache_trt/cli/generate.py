@@ -66,6 +66,7 @@ def _answer(
     seeds = config.row_seeds(len(prompts))
     results: list[GenerationResult] = []
     with output.progress(lines=False) as progress, Runtime.load(engines) as runtime:
+        runtime.check_prompts(prompts, config, raw=raw)  # before hours of work are lost to one
         progress.start("generating", len(prompts))
         for first in range(0, len(prompts), batch_size):
             rows = prompts[first : first + batch_size]

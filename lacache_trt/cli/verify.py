@@ -55,6 +55,6 @@ def _show(report: VerifyReport) -> None:
         f"relative: largest difference over largest value, at most {report.bound:g}; "
         "ulps: the same in units of float32 rounding;\n"
         "excused: tokens that differ where the reference's two best are closer than that bound, "
-        "at most 0.1%; differing: other tokens that differ;\n"
+        "at most 0.1% of them or one; differing: other tokens that differ;\n"
         "swapped: steps that would commit in another order, within the bound."
     )
