@@ -314,6 +314,28 @@ def test_options_change_something(engines_by_family: dict[str, ReferenceEngine])
     assert work(replace(base, eos_truncation=0.1))[1] < forwards
 
 
+@pytest.mark.parametrize("cut", [None, 0.05, 0.2])
+def test_an_answer_stops_only_at_an_end_token_that_was_predicted(
+    engines_by_family: dict[str, ReferenceEngine], cut: float | None
+) -> None:
+    """What is filled in behind a cut answer is no end token of the model's."""
+    engine = engines_by_family["llada"]
+    rng = np.random.default_rng(3)
+    config = GenerationConfig(
+        gen_length=24, block_length=4, steps=24, policy="threshold", threshold=0.4, cache="none",
+        eos_truncation=cut,
+    )  # fmt: skip
+    reasons = set()
+    for _ in range(24):
+        runtime, prompt = Runtime(engine), rng.integers(0, VOCAB - 8, 6).tolist()
+        predicted = {token for event in runtime.stream(prompt, config) for token in event.tokens}
+        (result,) = runtime.generate([prompt], config)
+        stopped = bool(predicted & set(engine.config.eos_ids))
+        assert result.finish_reason == ("stop" if stopped else "length")
+        reasons.add(result.finish_reason)
+    assert reasons == {"stop", "length"}
+
+
 @pytest.mark.parametrize(
     "request_",
     [

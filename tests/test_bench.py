@@ -11,6 +11,7 @@ import pytest
 from built import Built
 
 from lacache_trt.artifacts import load_manifest
+from lacache_trt.bench import bench_engine, workload_facts
 from lacache_trt.bench_compare import compare, read_saved
 from lacache_trt.bench_report import BenchSettings
 from lacache_trt.bench_steps import CALLS_PER_REPEAT, bench_steps
@@ -44,6 +45,27 @@ def test_unknown_caches_are_refused_by_every_benchmark() -> None:
     with pytest.raises(InvalidRequestError, match="unknown cache") as caught:
         BenchSettings(caches="none,exat")
     assert "'exact'" in str(caught.value.fix)
+
+
+def test_what_changes_the_work_is_part_of_the_workload() -> None:
+    """A report is compared with one of the same settings only."""
+    base = replace(CONFIG, policy="threshold")
+    facts = workload_facts(SETTINGS, base)
+    for change in (
+        {"threshold": 0.5},
+        {"suffix": "dpad"},
+        {"temperature": 1.0},
+        {"cfg_scale": 1.0},
+    ):
+        assert workload_facts(SETTINGS, replace(base, **change)) == {**facts, **change}  # type: ignore[arg-type]
+
+
+def test_settings_that_end_answers_are_left_out(models: Callable[[str], Built]) -> None:
+    config = replace(CONFIG, policy="threshold", stop_in_block=True, eos_truncation=0.9)
+    whole = bench_engine(models("llada").engine, replace(SETTINGS, caches="exact"), config)
+    assert whole.timings[0].tokens_per_forward > 0
+    refreshed = replace(CONFIG, cache="dual", refresh_every=2)
+    assert bench_engine(models("llada").engine, SETTINGS, refreshed).timings[0].cache == "none"
 
 
 def _bytes_per_token(built: Built) -> int:

@@ -60,6 +60,11 @@ class FakeRuntime:
     )
     error: BaseException | None = None
 
+    def check_prompts(
+        self, prompts: list[Any], config: GenerationConfig, *, raw: bool = False
+    ) -> list[Any]:
+        return prompts
+
     def generate(
         self, prompts: list[Any], config: GenerationConfig, *, raw: bool = False
     ) -> list[GenerationResult]:

@@ -240,3 +240,10 @@ def test_importing_the_settings_is_light() -> None:
 @pytest.mark.parametrize("name", ["temperature", "top_p", "deadline_s"])
 def test_fractions_that_float64_cannot_hold(name: str) -> None:
     refusal(**{"policy": "entropy", name: Fraction(10**400, 3)})
+
+
+@pytest.mark.parametrize("policy", ["threshold", "factor", "local_leap"])
+def test_policies_that_ignore_steps_take_any(policy: Any) -> None:
+    assert GenerationConfig(gen_length=96, policy=policy).num_blocks == 3
+    with pytest.raises(InvalidRequestError, match="steps is not a multiple"):
+        GenerationConfig(gen_length=96)

@@ -277,6 +277,18 @@ def test_wrong_prompts(usable_after: Runtime, kind: str) -> None:
     assert caught.value.expected
 
 
+def test_a_wrong_prompt_among_others_is_named(runtime: Runtime) -> None:
+    engine, counted = stubbed(runtime)
+    with pytest.raises(InvalidRequestError, match=r"^prompt 2 of 3: "):
+        counted.generate([PROMPT, [1, -1], PROMPT], CONFIG)
+    assert engine.steps == 0
+
+
+def test_a_stream_of_a_wrong_prompt_fails_before_its_first_event(runtime: Runtime) -> None:
+    with pytest.raises(InvalidRequestError):
+        runtime.stream([1, -1], CONFIG)
+
+
 @pytest.mark.parametrize("config", [{}, 0, "fast", {"gen_length": 8}, GenerationConfig])
 def test_wrong_configurations(usable_after: Runtime, config: Any) -> None:
     for call in (usable_after.generate, lambda *a: next(usable_after.stream(*a))):
