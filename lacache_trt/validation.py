@@ -40,7 +40,10 @@ def describe(value: object) -> str:
     """A value and its type, shortened, for the `got` of an error."""
     if isinstance(value, int) and value.bit_length() > 1024:
         return f"an int of {value.bit_length()} bits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an int of more than 4300 digits inside of it, or a class of the caller's
+        text = "a value that cannot be shown"
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
 
 

@@ -347,3 +347,11 @@ def test_the_documented_table_is_the_registry() -> None:
         if line.startswith("| `") and len(cells) == 5:
             table[cells[0].strip("`")] = cells[3]
     assert table == {name: ", ".join(spec.reads) for name, spec in POLICIES.items()}
+
+
+@pytest.mark.parametrize("name", ["threshold", "local_leap"])
+@pytest.mark.parametrize("threshold", [1 + 1e-15, 1.00000001, 1.5])
+def test_nothing_reaches_a_threshold_above_one(name: str, threshold: float) -> None:
+    view = one_row([1.0, 1.0, 1.0], [True] * 9)
+    policy = build_policy(GenerationConfig(policy=name, threshold=threshold))
+    assert policy(view).selected.sum() == 1

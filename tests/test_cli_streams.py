@@ -88,3 +88,25 @@ def test_a_full_disk_is_no_bug(arguments: str, unbuffered: str) -> None:
         )
     expected = "error: the system refused\n  got:      [Errno 28] No space left on device\n"
     assert (result.returncode, result.stderr) == (3, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("inspect nowhere", 3),
+        ("inspect nowhere --json", 3),
+        ("generate x y --gen-length 7", 2),
+        ("generate --nope", 2),
+        ("nosuch", 2),
+    ],
+)
+def test_errors_that_nobody_can_read_keep_their_exit_code(arguments: str, code: int) -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "lacache_trt.cli", *arguments.split()],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=120,
+            check=False,
+        )
+    assert result.returncode == code

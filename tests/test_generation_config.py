@@ -247,3 +247,8 @@ def test_policies_that_ignore_steps_take_any(policy: Any) -> None:
     assert GenerationConfig(gen_length=96, policy=policy).num_blocks == 3
     with pytest.raises(InvalidRequestError, match="steps is not a multiple"):
         GenerationConfig(gen_length=96)
+
+
+@pytest.mark.parametrize("name", ["gen_length", "threshold", "policy", "stop_at_eos"])
+def test_values_that_python_cannot_print(name: str) -> None:
+    refusal(**{name: [HUGE]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -144,3 +145,12 @@ def test_draws_of_different_purposes_differ() -> None:
     draws = [position_bits(view, purpose) for purpose in purposes]
     assert all((draws[a] != draws[b]).any() for a in range(4) for b in range(a))
     assert len({view.masked.shape, *(draw.shape for draw in draws)}) == 1
+
+
+@pytest.mark.parametrize("least", [1e-150, 1e-310, 5e-324])
+def test_the_smallest_temperatures_take_the_best(least: float) -> None:
+    logits = np.linspace(-2, 2, VOCAB).astype(np.float32)
+    assert (drawn(Truncation(least), logits, 4) == MASK_ID - 1).all()
+    view = flat_view(np.array([[0.2, 0.5, 0.9]], np.float32), steps=2)
+    commit = build_policy(GenerationConfig(policy="maskgit_plus", alg_temp=least))(view)
+    assert commit.selected.tolist() == [[False, False, True]]

@@ -79,6 +79,12 @@ class Output:
 
     def note(self, text: str) -> None:
         """A line for the reader, next to the result."""
+        say(text)
+
+
+def say(text: str) -> None:
+    """A line on stderr; that nobody can read it changes no result and no exit code."""
+    with suppress(OSError):
         print(text, file=sys.stderr)
 
 
@@ -126,7 +132,7 @@ def stop_unprinted(error: OSError) -> NoReturn:
     """End the process where no verb runs yet: help or the version could not be printed."""
     _drop_stdout()
     refused = _refused(error)
-    print(f"error: {refused}", file=sys.stderr)
+    say(f"error: {refused}")
     sys.exit(refused.exit_code)
 
 
@@ -161,15 +167,16 @@ def _stop(output: Output, number: signal.Signals) -> NoReturn:
     what = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
     exit_code = 128 + number
     print_error_json(output, LaCacheError(what), exit_code)
-    print(f"{what}; partial output was discarded", file=sys.stderr)
+    say(f"{what}; partial output was discarded")
     raise typer.Exit(exit_code) from None
 
 
 def _fail(output: Output, error: LaCacheError, cause: BaseException | None = None) -> NoReturn:
     if output.debug or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
-        traceback.print_exception(cause or error)
+        with suppress(OSError):
+            traceback.print_exception(cause or error)
     print_error_json(output, error, error.exit_code)
-    print(f"error: {error}", file=sys.stderr)
+    say(f"error: {error}")
     raise typer.Exit(error.exit_code) from None
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TextIO
 
+from lacache_trt.cli.output import say
 from lacache_trt.errors import InvalidRequestError
 from lacache_trt.prompt_file import Prompt, parse_prompt
 
@@ -29,7 +30,7 @@ def read_prompts(
     if argument is not None and argument != "-":
         if os.path.isfile(argument):
             note = f"note: {argument!r} is taken as the question; to read that file: < {argument}"
-            print(note, file=sys.stderr)
+            say(note)
         return [_parse(argument, 1, tokens, jsonl)]
     stream = sys.stdin if stdin is None else stdin
     if argument is None and stream.isatty():

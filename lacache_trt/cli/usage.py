@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -49,4 +49,6 @@ def _reported(wanted: bool) -> Iterator[None]:
         command = error.ctx.command_path if error.ctx is not None else "lacache-trt"
         described = InvalidRequestError(error.format_message(), fix=f"{command} --help")
         print_error_json(Output(json=wanted), described, USAGE)
-        raise
+        with suppress(OSError):
+            error.show()
+        raise typer.Exit(USAGE) from None

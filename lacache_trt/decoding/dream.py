@@ -29,7 +29,7 @@ from lacache_trt.decoding.draws import (
 )
 from lacache_trt.decoding.policy import Commit, StepView
 from lacache_trt.decoding.selection import checked_commit, take_best
-from lacache_trt.decoding.truncation import Predictions, Truncation
+from lacache_trt.decoding.truncation import LEAST_TEMPERATURE, Predictions, Truncation
 
 _SCORES: dict[str, Callable[[Predictions], NDArray[np.float32]]] = {
     "maskgit_plus": lambda found: found.confidence,
@@ -95,5 +95,6 @@ class RankedPolicy:
         counts = (view.masked.sum(axis=1) * fractions).astype(np.int64)
         scores = self._score(found).astype(np.float64)
         if self._alg_temp:
-            scores = scores / self._alg_temp + gumbel(position_bits(view, ALG_TEMP_ID))
+            least = max(self._alg_temp, LEAST_TEMPERATURE)
+            scores = scores / least + gumbel(position_bits(view, ALG_TEMP_ID))
         return checked_commit(view, take_best(scores, view.masked, counts), found.token)

@@ -17,7 +17,7 @@ import numpy as np
 
 from lacache_trt.decoding.policy import Commit, StepView
 from lacache_trt.decoding.selection import checked_commit
-from lacache_trt.decoding.threshold import best_of_each_row
+from lacache_trt.decoding.threshold import best_of_each_row, distinct_from_one
 
 
 class LocalLeapPolicy:
@@ -27,7 +27,7 @@ class LocalLeapPolicy:
     answer_columns: tuple[int, ...] = ()
 
     def __init__(self, *, threshold: float, neighbour_threshold: float, radius: int) -> None:
-        self._threshold = threshold
+        self._threshold = distinct_from_one(threshold)
         self._neighbour_threshold = neighbour_threshold
         self._radius = radius
 

@@ -28,6 +28,11 @@ def best_of_each_row(view: StepView) -> NDArray[np.bool_]:
     return take_best(view.confidence, view.masked, np.ones(len(view.masked), np.int64))
 
 
+def distinct_from_one(threshold: float) -> float:
+    """The threshold, but one above 1 stays there when NumPy rounds it to confidences' float32."""
+    return max(threshold, 1 + 2.0**-23) if threshold > 1 else threshold
+
+
 class ThresholdPolicy:
     """Commits the best position and all that are at least `threshold` confident."""
 
@@ -35,7 +40,7 @@ class ThresholdPolicy:
     answer_columns: tuple[int, ...] = ()
 
     def __init__(self, *, threshold: float) -> None:
-        self._threshold = threshold
+        self._threshold = distinct_from_one(threshold)
 
     def __call__(self, view: StepView) -> Commit:
         """At least one position of a row that has a mask."""

@@ -28,6 +28,9 @@ from lacache_trt.generation import GenerationConfig
 # between gumbel(0) and gumbel(2**23 - 1). Skipping such ids is exact and saves most hashes.
 _EXTREMES = gumbel(np.array([0, 2**23 - 1], np.int64))
 NOISE_SPAN = float(_EXTREMES[1] - _EXTREMES[0])
+# Float32 scores that differ do so by more than 1e-46, so a temperature below this draws alike; and
+# a division by it stays finite.
+LEAST_TEMPERATURE = 1e-200
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Truncation:
         self, logits: NDArray[np.float64], key: tuple[np.int64, np.int32, np.int32]
     ) -> tuple[int, float, float, float]:
         if self.temperature > 0:
-            logits = logits / self.temperature
+            logits = logits / max(self.temperature, LEAST_TEMPERATURE)
         ids = kept_ids(logits, self.top_p, self.top_k)
         kept = logits[ids]
         p = np.exp(kept - kept.max())
