@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gluon_machine import Machine
+from gluon_memory import value
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -19,9 +20,9 @@ from lacache_trt.model.config import ModelConfig, parameter_shapes
 from lacache_trt.model.ops import TorchOps
 from lacache_trt.model.programs import WindowProgram
 from lacache_trt.model.transformer import Transformer
-from lacache_trt.plugins.fp8 import quantise_blocks
+from lacache_trt.plugins.fp8 import quantise_blocks, quantise_groups
 from lacache_trt.plugins.triton_support import SHARED_MEMORY_LIMIT, resource_usage
-from lacache_trt.plugins.window_layers import grid, launch
+from lacache_trt.plugins.window_layers import grid, launch, phases, stream
 
 
 @pytest.fixture
@@ -183,6 +184,18 @@ def test_result_does_not_depend_on_the_run(on_cpu: None) -> None:
     second, second_fresh = fused(model, window, 5)
     assert torch.equal(first, second)
     assert torch.equal(first_fresh[0][:2], second_fresh[0][:2])
+
+
+def test_quantising_is_the_ops() -> None:
+    """Bit for bit, groups of zeros, tiny and infinite values too."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 128, generator=generator) * torch.logspace(-30, 30, 64)[:, None]
+    values[:4] = torch.tensor([0.0, -0.0, 1e-38, 3e38])[:, None]
+    values[5, 7] = float("inf")
+    found, scale = Machine([grid, stream, phases]).quantise(value(values))
+    expected, expected_scale = quantise_groups(values)
+    assert torch.equal(scale, expected_scale[:, 0])
+    assert torch.equal(found.view(torch.int8), expected.view(torch.int8))
 
 
 @given(tiles=st.integers(1, 300), steps=st.integers(1, 200), programs=st.integers(1, 140))
