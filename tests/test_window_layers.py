@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from window_layers_grid import compile_for_hopper, run_on_cpu
 
-from lacache_trt.engines.cuda.fused_window import FusedWindow
+from lacache_trt.engines.cuda.fused_window import FusedWindow, _whole_ffns, fused_window
 from lacache_trt.model.config import ModelConfig, parameter_shapes
 from lacache_trt.model.ops import TorchOps
 from lacache_trt.model.programs import WindowProgram
@@ -184,6 +184,25 @@ def test_result_does_not_depend_on_the_run(on_cpu: None) -> None:
     second, second_fresh = fused(model, window, 5)
     assert torch.equal(first, second)
     assert torch.equal(first_fresh[0][:2], second_fresh[0][:2])
+
+
+@pytest.mark.parametrize(
+    ("fp8", "served"),
+    [
+        ((), False),
+        (("layers.1.gate_up", "layers.1.down"), True),
+        (("layers.1.gate_up",), False),
+        (("layers.0.gate_up", "layers.1.down"), False),
+        (("layers.1.gate_up", "layers.1.down", "layers.1.qkv"), False),
+        (("layers.1.gate_up", "layers.1.down", "head"), False),
+    ],
+)
+def test_what_is_fused(fp8: tuple[str, ...], served: bool) -> None:
+    """Models whose FP8 linears are whole FFNs; on a Hopper GPU, and on no other device."""
+    with torch.device("meta"):
+        model = Transformer(CONFIG, TorchOps(), torch.bfloat16, fp8)
+    assert fused_window(model) is None
+    assert _whole_ffns(model) == served
 
 
 def test_quantising_is_the_ops() -> None:
