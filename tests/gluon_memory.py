@@ -105,16 +105,21 @@ class Shared:
         """Transposed."""
         return Turned(self)
 
-    def load(self, layout: Any) -> Any:
+    def _view(self) -> Tensor:
         """A swizzled tile of two bytes and rows of 256 lies as two halves of 128 bytes."""
         if len(self.shape) == 2 and self.shape[1] * self.dtype.itemsize == 256:
             halves = self.memory.view(self.dtype).view(2, self.shape[0], -1)
-            return value(torch.cat([halves[0], halves[1]], dim=1).clone())
-        return value(self.memory.view(self.dtype).view(self.shape).clone())
+            return halves.permute(1, 0, 2)
+        return self.memory.view(self.dtype).view(self.shape)
+
+    def load(self, layout: Any) -> Any:
+        """The values."""
+        return value(self._view().clone().reshape(self.shape))
 
     def store(self, values: Tensor) -> None:
         """Overwrite it."""
-        self.memory.view(self.dtype).view(self.shape).copy_(values)
+        view = self._view()
+        view.copy_(values.reshape(view.shape))
 
 
 @dataclass
@@ -126,6 +131,10 @@ class Turned:
     def load(self, layout: Any) -> Any:
         """The values."""
         return value(self.of.load(layout).t())
+
+    def store(self, values: Tensor) -> None:
+        """Overwrite it."""
+        self.of.store(values.t())
 
 
 class Barriers(list[Barrier]):

@@ -287,7 +287,7 @@ def test_layers_on_a_gpu(
     exact, _ = (
         (plain, None) if fp8 else separate(copy.deepcopy(model).double(), window, torch.float64)
     )
-    allowed = 2e-2 if fp8 else 2 * distance(plain, exact) + 1e-3
+    allowed = 3e-2 if fp8 else 2 * distance(plain, exact) + 1e-3
     there = model.cuda()
     on_device = Window(*(moved(part) for part in vars(window).values()))
     for programs in (multiprocessors, 132):

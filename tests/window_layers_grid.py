@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 from gluon_machine import Machine, run_threads
-from gluon_memory import Barrier, Barriers, Box, Pointer, Shared
+from gluon_memory import TIMEOUT_SECONDS, Barrier, Barriers, Box, Pointer, Shared
 from torch import Tensor
 
 from lacache_trt.plugins.window_layers import (
@@ -77,6 +77,28 @@ def compile_for_hopper(fp8: bool) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
+class GridCounter:
+    """The arrivals of a grid's programs, which the CPU's threads wait for."""
+
+    def __init__(self, programs: int) -> None:
+        self.programs, self.arrived = programs, 0
+        self.changed = threading.Condition()
+
+    def arrive(self, counter: Any) -> None:
+        with self.changed:
+            self.arrived += 1
+            self.changed.notify_all()
+
+    def wait(self, counter: Any, arrivals: int) -> None:
+        assert arrivals % self.programs == 0
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.arrived >= arrivals, TIMEOUT_SECONDS):
+                raise AssertionError("the grid was waited for in vain")
+
+    def functions(self) -> dict[str, Any]:
+        return {"arrive": self.arrive, "wait": self.wait, "wait_to_copy": self.wait}
+
+
 class Grid:
     """Launches a kernel's source as threads, one for each group of warps of each program."""
 
@@ -88,11 +110,10 @@ class Grid:
                 "layers", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
             ),
             Channel=record(
-                "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "go", "factors"
+                "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "x_empty", "factors"
             ),
             Product=product_shape,
             address=self.address,
-            fence_proxies=lambda anything: None,
         )  # fmt: skip
         language = self.machine.gl
         language.program_id = lambda axis: _here.program
@@ -106,13 +127,7 @@ class Grid:
     def run(
         self, *arguments: Any, num_warps: int, launch_cooperative_grid: bool, **constants: Any
     ) -> None:
-        meeting = threading.Barrier(self.programs, timeout=60)
-
-        def grid_barrier(counter: Any, arrivals: int) -> None:
-            assert arrivals % self.programs == 0
-            meeting.wait()
-
-        self.machine.supply(grid_barrier=grid_barrier)
+        self.machine.supply(**GridCounter(self.programs).functions())
         found = [self.argument(each) for each in arguments]
         program = self.machine.window_layers_kernel
 

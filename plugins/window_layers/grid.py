@@ -11,14 +11,33 @@ ROWS = gl.constexpr(32)
 
 
 @gluon.jit
-def grid_barrier(counter, arrivals):
-    """Wait until the programs have arrived `arrivals` times in all since `counter` was zero.
+def arrive(counter):
+    """Tell the grid that this program has finished a phase, once per program.
 
-    One thread arrives and waits for its program: the release and the acquire at GPU scope order
-    what all threads wrote before and read after, because they stand between two block barriers.
+    One thread does: the release at GPU scope orders what all threads wrote before, because it
+    stands behind a block barrier.
     """
-    fence_proxies(arrivals)
     gl.thread_barrier()
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 p, thread, 0;
+        @p red.release.gpu.global.add.u32 [$1], 1;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l",
+        [counter.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def wait(counter, arrivals):
+    """Wait until the programs have arrived `arrivals` times in all since `counter` was zero."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred p;
@@ -26,7 +45,6 @@ def grid_barrier(counter, arrivals):
         mov.u32 thread, %tid.x;
         setp.ne.u32 p, thread, 0;
         @p bra DONE;
-        red.release.gpu.global.add.u32 [$1], 1;
         SPIN:
         ld.acquire.gpu.global.u32 seen, [$1];
         setp.lt.u32 p, seen, $2;
@@ -41,16 +59,28 @@ def grid_barrier(counter, arrivals):
         pack=1,
     )
     gl.thread_barrier()
-    fence_proxies(arrivals)
 
 
 @gluon.jit
-def fence_proxies(anything):
-    """Order ordinary accesses to global memory and those of the copy engine."""
+def wait_to_copy(counter, arrivals):
+    """`wait` for a warp that copies what the grid has written: every lane waits for itself."""
     gl.inline_asm_elementwise(
-        "fence.proxy.async.global; mov.u32 $0, $1;", "=r,r", [anything], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
+        """{
+        .reg .pred p;
+        .reg .u32 seen;
+        SPIN:
+        ld.acquire.gpu.global.u32 seen, [$1];
+        setp.lt.u32 p, seen, $2;
+        @p bra SPIN;
+        fence.proxy.async.global;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [counter.to(gl.int64), arrivals],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit

@@ -6,11 +6,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from lacache_trt.plugins.window_layers.attend import attend
-from lacache_trt.plugins.window_layers.grid import ROWS, grid_barrier
+from lacache_trt.plugins.window_layers.grid import ROWS, arrive, wait
 from lacache_trt.plugins.window_layers.multiply import multiply
 from lacache_trt.plugins.window_layers.phases import merge_heads, residual, swiglu
 from lacache_trt.plugins.window_layers.stream import (
     ALL_WARPS,
+    ARRIVALS,
     ATTN_NORM,
     BYTE_TILE,
     DEPTH,
@@ -23,6 +24,7 @@ from lacache_trt.plugins.window_layers.stream import (
     QKV_BIAS,
     ROW_SCALES,
     TILE_KEYS,
+    X_DEPTH,
     Channel,
     Product,
     Source,
@@ -35,71 +37,75 @@ from lacache_trt.plugins.window_layers.stream import (
 @gluon.jit
 def consume(
     source, channel, products, hidden, cos, sin, window_columns, fresh_keys, fresh_values, low,
-    high, first_key, own, x, ffn_scale, down_scale, partial, squares, state, maxima, totals,
+    high, first_key, x, ffn_scale, down_scale, partial, squares, state, maxima, totals,
     counter, rows, chunks,
     BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
     MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr,
     MOST_CHUNKS: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, on the tiles that the other warps bring."""
-    Q: gl.constexpr = source.Q
     FP8: gl.constexpr = source.FP8
     dtype: gl.constexpr = hidden.dtype.element_ty
     program = source.program
-    head = program // chunks
     start = gl.load(window_columns)
     lane = gl.arange(0, ROWS, ALL_WARPS)
     found = gl.load(window_columns + lane, mask=lane < rows, other=-1)
     kept = gl.sum((found >= 0).to(gl.int32), 0)
     taken = program * 0
-    arrivals = source.programs
+    keys_taken = program * 0
+    arrivals = program * 0
     for layer in range(source.layers):
         gain = address(source, layer, ATTN_NORM, dtype)
         residual(
             source, rows, hidden, partial, gain, x[0], ffn_scale, squares, layer > 0, products[3],
             True, False, MOST_OUT,
         )  # fmt: skip
+        arrive(counter)
         up_scale = address(source, layer, GATE_UP_SCALE, gl.float32)
         down_scales = address(source, layer, DOWN_SCALE, gl.float32)
         taken = multiply(
-            source, channel, taken, up_scale, partial, counter, arrivals, products[0], dtype
-        )
-        grid_barrier(counter, arrivals + source.programs)
-        if head < Q // HEAD:
-            bias = address(source, layer, QKV_BIAS, dtype)
-            attend(
-                source, channel, taken, layer, head, rows, partial, squares, bias, cos, sin,
-                products[0], fresh_keys, fresh_values, first_key, start, kept, low, high, own,
-                state + program * (ROWS * HEAD), maxima + program * ROWS, totals + program * ROWS,
-                dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
-            )  # fmt: skip
-            taken += 2 * source.key_tiles
-        grid_barrier(counter, arrivals + 2 * source.programs)
-        merge_heads(source, rows, state, maxima, totals, x[1], chunks, MOST_CHUNKS)
-        taken = multiply(
-            source, channel, taken, up_scale, partial, counter,
-            arrivals + 3 * source.programs, products[1], dtype,
+            source, channel, taken, keys_taken, up_scale, partial, products[0], dtype
         )  # fmt: skip
-        grid_barrier(counter, arrivals + 4 * source.programs)
+        arrive(counter)
+        bias = address(source, layer, QKV_BIAS, dtype)
+        attend(
+            source, channel, taken, layer, program, rows, partial, squares, bias, cos, sin,
+            products[0], fresh_keys, fresh_values, first_key, start, kept, low, high, chunks,
+            state, maxima, totals, counter, arrivals + 2 * source.programs,
+            dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
+        )  # fmt: skip
+        taken += 2 * source.key_tiles
+        keys_taken += 2 * source.key_tiles
+        arrive(counter)
+        wait(counter, arrivals + 3 * source.programs)
+        merge_heads(source, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1)
+        arrive(counter)
+        taken = multiply(
+            source, channel, taken, keys_taken, up_scale, partial, products[1], dtype
+        )  # fmt: skip
+        arrive(counter)
+        wait(counter, arrivals + 5 * source.programs)
         gain = address(source, layer, FFN_NORM, dtype)
         residual(
             source, rows, hidden, partial, gain, x[2], ffn_scale, squares, True, products[1],
             True, FP8, MOST_OUT,
         )  # fmt: skip
+        arrive(counter)
         taken = multiply(
-            source, channel, taken, up_scale, partial, counter,
-            arrivals + 5 * source.programs, products[2], dtype,
+            source, channel, taken, keys_taken, up_scale, partial, products[2], dtype
         )  # fmt: skip
-        grid_barrier(counter, arrivals + 6 * source.programs)
+        arrive(counter)
+        wait(counter, arrivals + 7 * source.programs)
         swiglu(
             source, partial, squares, x[3], down_scale, products[2], dtype, FP8, MOST_UP, EPS, LANES
         )
+        arrive(counter)
         taken = multiply(
-            source, channel, taken, down_scales, partial, counter,
-            arrivals + 7 * source.programs, products[3], dtype,
+            source, channel, taken, keys_taken, down_scales, partial, products[3], dtype
         )  # fmt: skip
-        grid_barrier(counter, arrivals + 8 * source.programs)
-        arrivals += 9 * source.programs
+        arrive(counter)
+        arrivals += ARRIVALS * source.programs
+        wait(counter, arrivals)
     residual(
         source, rows, hidden, partial, hidden, x[0], ffn_scale, squares, True, products[3],
         False, False, MOST_OUT,
@@ -141,28 +147,29 @@ def window_layers_kernel(
     )
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
     ring = gl.allocate_shared_memory(gl.int8, [DEPTH, 128, 128], BYTE_TILE)
-    x_ring = gl.allocate_shared_memory(gl.int8, [DEPTH, ROWS, 128], BYTE_TILE)
-    scale_ring = gl.allocate_shared_memory(gl.int8, [DEPTH, 1, 4 * ROWS], ROW_SCALES)
-    factors = gl.allocate_shared_memory(gl.float32, [FACTORS, ROWS], LINE)
+    x_ring = gl.allocate_shared_memory(gl.int8, [X_DEPTH, ROWS, 128], BYTE_TILE)
+    scale_ring = gl.allocate_shared_memory(gl.int8, [X_DEPTH, 1, 4 * ROWS], ROW_SCALES)
+    factors = gl.allocate_shared_memory(gl.float32, [FACTORS, 1], LINE)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
-    x_full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
-    go = gl.allocate_shared_memory(gl.int64, [1, 1], barrier_layout)
+    x_full = gl.allocate_shared_memory(gl.int64, [X_DEPTH, 1], barrier_layout)
+    x_empty = gl.allocate_shared_memory(gl.int64, [X_DEPTH, 1], barrier_layout)
     for i in gl.static_range(DEPTH):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(x_full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
-    mbarrier.init(go.index(0), count=1)
+    for i in gl.static_range(X_DEPTH):
+        mbarrier.init(x_full.index(i), count=1)
+        mbarrier.init(x_empty.index(i), count=1)
     fence_async_shared()
     gl.thread_barrier()
-    channel = Channel(ring, x_ring, scale_ring, full, x_full, empty, go, factors)
+    channel = Channel(ring, x_ring, scale_ring, full, x_full, empty, x_empty, factors)
     gl.warp_specialize(
         [
             (
                 consume,
                 (
                     source, channel, products, hidden, cos, sin, window_columns, fresh_keys,
-                    fresh_values, low, high, first_key, chunk == chunks - 1,
+                    fresh_values, low, high, first_key,
                     (x_attn, x_out, x_ffn, x_down), ffn_scale, down_scale, partial, squares,
                     state, maxima, totals, counter, rows, chunks, BIAS, EPS, SCALE, LANES,
                     MOST_QKV, MOST_OUT, MOST_UP, MOST_CHUNKS,
@@ -173,7 +180,7 @@ def window_layers_kernel(
                 produce_rows,
                 (
                     source, channel, products, (x_attn_box, x_out_box, x_ffn_box, x_down_box),
-                    ffn_scale_box, down_scale_box,
+                    ffn_scale_box, down_scale_box, counter,
                 ),
             ),
         ],

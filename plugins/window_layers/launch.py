@@ -174,7 +174,7 @@ def activations(sizes: LayerSizes, like: Tensor) -> list[object]:
 
 def workspaces(sizes: LayerSizes, like: Tensor, programs: int, chunks: int) -> list[Tensor]:
     """Partial sums, sums of squares, states of the attention, and the grid's counter."""
-    states = sizes.query // HEAD * chunks
+    states = sizes.query // HEAD * (chunks + 1)
     shapes = (
         (sizes.partial_elements(programs),), (sizes.hidden // 128, ROWS),
         (states, ROWS, HEAD), (states, ROWS), (states, ROWS),
@@ -208,7 +208,7 @@ def constants(sizes: LayerSizes, programs: int) -> dict[str, object]:
 def key_chunks(sizes: LayerSizes, programs: int, length: int) -> tuple[int, int]:
     """(chunks of the columns per head, cached columns of each but the last).
 
-    The last one has the window's own keys as well, and nothing else if it can be spared.
+    The last one also has the window's own keys, and no cached ones if it can be spared.
     """
     possible = max(1, programs // (sizes.query // HEAD))
     most = 2 * TILE_KEYS

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lacache_trt.plugins.window_layers.grid import ROWS, first_step, grid_barrier, owner
+from lacache_trt.plugins.window_layers.grid import ROWS, first_step, owner
 from lacache_trt.plugins.window_layers.stream import (
     BYTE_TILE,
     COLUMNS,
@@ -22,99 +22,107 @@ from lacache_trt.plugins.window_layers.stream import (
     HALF_TILE,
     LINE,
     WARPS,
+    X_DEPTH,
 )
 
 HALF_PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [WARPS.value, 1], [16, 32, 16]))
 BYTE_PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [WARPS.value, 1], [16, 32, 32]))
-SCALES = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [WARPS.value, 1], [1, 0]))
-LINES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+SCALES = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
 
 
 @gluon.jit
-def _operands(channel, taken, dtype: gl.constexpr, FP8: gl.constexpr):
-    """Tile number `taken` and its activations once they have arrived, as operands of a product."""
-    slot = taken % DEPTH
-    mbarrier.wait(channel.full.index(slot), taken // DEPTH % 2)
-    mbarrier.wait(channel.x_full.index(slot), taken // DEPTH % 2)
+def _operands(channel, tile, step, dtype: gl.constexpr, FP8: gl.constexpr):
+    """A tile and the activations of its step once they have arrived, as operands of a product."""
+    slot = tile % DEPTH
+    x_slot = step % X_DEPTH
+    mbarrier.wait(channel.full.index(slot), tile // DEPTH % 2)
+    mbarrier.wait(channel.x_full.index(x_slot), step // X_DEPTH % 2)
     if FP8:
         w_tile = channel.ring.index(slot)._reinterpret(gl.float8e4nv, [COLUMNS, 128], BYTE_TILE)
-        x_tile = channel.x_ring.index(slot)._reinterpret(gl.float8e4nv, [ROWS, 128], BYTE_TILE)
+        x_tile = channel.x_ring.index(x_slot)._reinterpret(gl.float8e4nv, [ROWS, 128], BYTE_TILE)
         return w_tile, x_tile.permute((1, 0))
     else:
         w_tile = channel.ring.index(slot)._reinterpret(dtype, [64, COLUMNS], HALF_TILE)
-        x_tile = channel.x_ring.index(slot)._reinterpret(dtype, [ROWS, 64], HALF_TILE)
+        x_tile = channel.x_ring.index(x_slot)._reinterpret(dtype, [ROWS, 64], HALF_TILE)
         return w_tile.permute((1, 0)), x_tile.permute((1, 0))
 
 
 @gluon.jit
-def _factor(channel, taken, index):
-    """float32 [32]: the scales of the rows of tile number `taken`, times the weight's."""
-    rows = channel.scale_ring.index(taken % DEPTH)._reinterpret(gl.float32, [ROWS], LINE)
+def _factor(channel, step, index):
+    """float32 [32]: the scales of the rows of a step, times the weight's."""
+    rows = channel.scale_ring.index(step % X_DEPTH)._reinterpret(gl.float32, [ROWS], LINE)
     block = channel.factors.index(index)
     return rows.load(gl.SliceLayout(0, BYTE_PRODUCT)) * block.load(gl.SliceLayout(0, BYTE_PRODUCT))
 
 
 @gluon.jit
-def _start(channel, taken, acc, dtype: gl.constexpr, FP8: gl.constexpr):
-    """Start the product of tile number `taken` with its activations, added to acc but for FP8."""
-    w, rows = _operands(channel, taken, dtype, FP8)
+def _start(channel, tile, step, acc, dtype: gl.constexpr, FP8: gl.constexpr):
+    """Start the product of a tile with its activations, added to acc but for FP8."""
+    w, rows = _operands(channel, tile, step, dtype, FP8)
     return warpgroup_mma(w, rows, acc, use_acc=not FP8, is_async=True)
 
 
 @gluon.jit
-def _four(channel, taken, index, acc, dtype: gl.constexpr, FP8: gl.constexpr):
+def _four(channel, tile, step, index, acc, dtype: gl.constexpr, FP8: gl.constexpr):
     """acc plus the products of the next four tiles, all under way at once."""
     if FP8:
         zero = gl.zeros([COLUMNS, ROWS], gl.float32, BYTE_PRODUCT)
-        a = _start(channel, taken, zero, dtype, FP8)
-        b = _start(channel, taken + 1, zero, dtype, FP8)
-        c = _start(channel, taken + 2, zero, dtype, FP8)
-        d = _start(channel, taken + 3, zero, dtype, FP8)
-        scale_a = _factor(channel, taken, index)
-        scale_b = _factor(channel, taken + 1, index + 1)
-        scale_c = _factor(channel, taken + 2, index + 2)
-        scale_d = _factor(channel, taken + 3, index + 3)
+        a = _start(channel, tile, step, zero, dtype, FP8)
+        b = _start(channel, tile + 1, step + 1, zero, dtype, FP8)
+        c = _start(channel, tile + 2, step + 2, zero, dtype, FP8)
+        d = _start(channel, tile + 3, step + 3, zero, dtype, FP8)
+        scale_a = _factor(channel, step, index)
+        scale_b = _factor(channel, step + 1, index + 1)
+        scale_c = _factor(channel, step + 2, index + 2)
+        scale_d = _factor(channel, step + 3, index + 3)
         a, b, c, d = warpgroup_mma_wait(0, deps=[a, b, c, d])
         return acc + (
             (a * scale_a[None, :] + b * scale_b[None, :])
             + (c * scale_c[None, :] + d * scale_d[None, :])
         )
     else:
-        a = _start(channel, taken, acc, dtype, FP8)
-        b = _start(channel, taken + 1, a, dtype, FP8)
-        c = _start(channel, taken + 2, b, dtype, FP8)
-        d = _start(channel, taken + 3, c, dtype, FP8)
+        a = _start(channel, tile, step, acc, dtype, FP8)
+        b = _start(channel, tile + 1, step + 1, a, dtype, FP8)
+        c = _start(channel, tile + 2, step + 2, b, dtype, FP8)
+        d = _start(channel, tile + 3, step + 3, c, dtype, FP8)
         return warpgroup_mma_wait(0, deps=[d])
 
 
 @gluon.jit
-def _one(channel, taken, index, acc, dtype: gl.constexpr, FP8: gl.constexpr):
+def _one(channel, tile, step, index, acc, dtype: gl.constexpr, FP8: gl.constexpr):
     """acc plus the product of the next tile."""
     if FP8:
         zero = gl.zeros([COLUMNS, ROWS], gl.float32, BYTE_PRODUCT)
-        a = _start(channel, taken, zero, dtype, FP8)
-        scale = _factor(channel, taken, index)
+        a = _start(channel, tile, step, zero, dtype, FP8)
+        scale = _factor(channel, step, index)
         return acc + warpgroup_mma_wait(0, deps=[a]) * scale[None, :]
     else:
-        return warpgroup_mma_wait(0, deps=[_start(channel, taken, acc, dtype, FP8)])
+        return warpgroup_mma_wait(0, deps=[_start(channel, tile, step, acc, dtype, FP8)])
 
 
 @gluon.jit
-def _accumulate(channel, taken, count, index, dtype: gl.constexpr, FP8: gl.constexpr):
-    """float32 [128, 32]: the sum over the next `count` tiles of the stream.
+def _give_back(channel, tile, step):
+    """The slots of a tile and of its activations may be filled again."""
+    mbarrier.arrive(channel.empty.index(tile % DEPTH))
+    mbarrier.arrive(channel.x_empty.index(step % X_DEPTH))
+
+
+@gluon.jit
+def _accumulate(channel, tile, step, count, index, dtype: gl.constexpr, FP8: gl.constexpr):
+    """float32 [128, 32]: the sum over `count` tiles of the stream from number `tile`.
 
     `index` is the place of the first one's scale of the weight in `factors`.
     """
     acc = gl.zeros([COLUMNS, ROWS], gl.float32, BYTE_PRODUCT if FP8 else HALF_PRODUCT)
-    done = taken * 0
+    done = tile * 0
     while done + 4 <= count:
-        acc = _four(channel, taken + done, index + done, acc, dtype, FP8)
+        acc = _four(channel, tile + done, step + done, index + done, acc, dtype, FP8)
         for i in gl.static_range(4):
-            mbarrier.arrive(channel.empty.index((taken + done + i) % DEPTH))
+            _give_back(channel, tile + done + i, step + done + i)
         done += 4
     while done < count:
-        acc = _one(channel, taken + done, index + done, acc, dtype, FP8)
-        mbarrier.arrive(channel.empty.index((taken + done) % DEPTH))
+        acc = _one(channel, tile + done, step + done, index + done, acc, dtype, FP8)
+        _give_back(channel, tile + done, step + done)
         done += 1
     return acc
 
@@ -129,36 +137,29 @@ def _store_part(acc, part, column_tile, partial, N: gl.constexpr, LAYOUT: gl.con
 
 
 @gluon.jit
-def multiply(
-    source, channel, taken, w_scale, partial, counter, arrivals, product, dtype: gl.constexpr
-):  # fmt: skip
+def multiply(source, channel, taken, keys_taken, w_scale, partial, product, dtype: gl.constexpr):
     """This program's parts of partial[i, row, n] = sum_k weight[k, n] x[row, k].
 
-    Waits for the grid first: x is complete when all have arrived. FP8: w_scale [N / 128, K / 128].
-    Returns how many tiles have been taken.
+    `taken` tiles of the stream have been taken, `keys_taken` of them keys and values; returns how
+    many have been then. FP8: w_scale [N / 128, K / 128].
     """
     FP8: gl.constexpr = product.FP8
     LAYOUT: gl.constexpr = BYTE_PRODUCT if FP8 else HALF_PRODUCT
     begin = first_step(product.TOTAL, source.program, source.programs)
     end = first_step(product.TOTAL, source.program + 1, source.programs)
     if FP8:
-        some = gl.minimum(gl.arange(0, FACTORS, gl.SliceLayout(1, SCALES)) + begin, end - 1)
-        scales = gl.load(w_scale + some)
-        grid_barrier(counter, arrivals)
-        mbarrier.arrive(channel.go.index(0))
-        lane = gl.arange(0, ROWS, gl.SliceLayout(0, SCALES))
-        factors = channel.factors._reinterpret(gl.float32, [FACTORS, ROWS], LINES)
-        factors.store(scales[:, None] + (lane * 0).to(gl.float32)[None, :])
-    else:
-        grid_barrier(counter, arrivals)
-        mbarrier.arrive(channel.go.index(0))
+        some = gl.minimum(gl.arange(0, FACTORS, SCALES) + begin, end - 1)
+        channel.factors._reinterpret(gl.float32, [FACTORS], LINE).store(gl.load(w_scale + some))
+        gl.thread_barrier()
     position = begin
     while position < end:
-        tile = position // product.STEPS
-        count = gl.minimum((tile + 1) * product.STEPS, end) - position
-        acc = _accumulate(channel, taken, count, position - begin, dtype, FP8)
-        part = source.program - owner(product.TOTAL, tile * product.STEPS, source.programs)
-        _store_part(acc, part, tile, partial, product.N, LAYOUT)
+        column = position // product.STEPS
+        count = gl.minimum((column + 1) * product.STEPS, end) - position
+        acc = _accumulate(
+            channel, taken, taken - keys_taken, count, position - begin, dtype, FP8
+        )  # fmt: skip
+        part = source.program - owner(product.TOTAL, column * product.STEPS, source.programs)
+        _store_part(acc, part, column, partial, product.N, LAYOUT)
         position += count
         taken += count
     return taken

@@ -57,7 +57,7 @@ def residual(
 
     A unit is eight rows of 128 columns, so that the whole grid takes part. What a norm divides by
     is known when all units are done, and is one factor per row: the phase behind the next product
-    multiplies with it (`row_factors`), from squares[D / 128, 32], the sums of this one's squares.
+    multiplies with it (`row_factors`), from squares[32, D / 128], the sums of this one's squares.
     """
     D: gl.constexpr = source.D
     PIECES: gl.constexpr = ROWS // 8
@@ -78,7 +78,7 @@ def residual(
             gl.store(hidden + place, rounded, mask=keep)
             wide = rounded.to(gl.float32)
         if NORM:
-            gl.store(squares + tile * ROWS + row, gl.sum(wide * wide, 1))
+            gl.store(squares + row * (D // COLUMNS) + tile, gl.sum(wide * wide, 1))
             scaled = (wide * weight[None, :]).to(dtype)
             if FP8:
                 values, scale = quantise(scaled.to(gl.float32))
@@ -89,14 +89,17 @@ def residual(
 
 
 @gluon.jit
-def row_factors(source, squares, EPS: gl.constexpr, LANES: gl.constexpr, LAYOUT: gl.constexpr):
-    """float32 [32]: 1 / the root mean square of each row, as the norm before a product has it."""
-    SUMS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [WARPS, 1], [1, 0])
-    tile = gl.arange(0, LANES, gl.SliceLayout(1, SUMS))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
-    known = (tile < source.D // COLUMNS)[:, None]
-    found = gl.load(squares + (tile * ROWS)[:, None] + row[None, :], mask=known, other=0.0)
-    return gl.convert_layout(gl.rsqrt(gl.sum(found, 0) / source.D + EPS), LAYOUT)
+def row_factors(source, squares, row, EPS: gl.constexpr, LANES: gl.constexpr, LAYOUT: gl.constexpr):
+    """float32 [R, 1]: 1 / the root mean square of rows [R], as the norm before a product has it.
+
+    LAYOUT is two-dimensional, with the rows along its first dimension.
+    """
+    TILES: gl.constexpr = source.D // COLUMNS
+    tile = gl.arange(0, LANES, gl.SliceLayout(0, LAYOUT))
+    place = (row * TILES)[:, None] + tile[None, :]
+    known = (row * 0)[:, None] + tile[None, :] < TILES
+    found = gl.load(squares + place, mask=known, other=0.0)
+    return gl.rsqrt(gl.sum(found, 1) / source.D + EPS)[:, None]
 
 
 @gluon.jit
@@ -104,16 +107,19 @@ def swiglu(
     source, partial, squares, out, out_scale, product, dtype: gl.constexpr, FP8: gl.constexpr,
     MOST: gl.constexpr, EPS: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """out = silu(gate) * up, quantised with FP8. A unit is 128 columns."""
+    """out = silu(gate) * up, quantised with FP8. A unit is eight rows of 128 columns."""
     F: gl.constexpr = source.F
-    factor = row_factors(source, squares, EPS, LANES, gl.SliceLayout(1, TILE))[:, None]
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, TILE))
+    PIECES: gl.constexpr = ROWS // 8
+    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))
-    for group in range(source.program, F // COLUMNS, source.programs):
+    for unit in range(source.program, F // COLUMNS * PIECES, source.programs):
+        group = unit // PIECES
+        row = unit % PIECES * 8 + lane
         gate = sum_of_tile(source, partial, group, row[:, None], column[None, :], product, MOST)
         up = sum_of_tile(
             source, partial, group + F // COLUMNS, row[:, None], column[None, :], product, MOST
         )
+        factor = row_factors(source, squares, row, EPS, LANES, TILE)
         gate = (gate * factor).to(dtype).to(gl.float32)
         up = (up * factor).to(dtype).to(gl.float32)
         silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
@@ -129,20 +135,18 @@ def swiglu(
 
 @gluon.jit
 def rope_head(
-    source, head, rows, partial, factor, bias, cos, sin, product, dtype: gl.constexpr,
+    source, head, partial, factor, bias, cosine, sine, product, dtype: gl.constexpr,
     BIAS: gl.constexpr, ROTATE: gl.constexpr, MOST: gl.constexpr,
 ):  # fmt: skip
-    """[32, 128] of one head of the fused projection: q, k or v, the first two after RoPE.
+    """Both halves [32, 64] of a head of the fused projection: q, k or v, the first two after RoPE.
 
-    factor [32, 1]: what the norm divides by; cos and sin [rows, 64].
+    factor [32, 1]: what the norm divides by; cosine and sine [32, 64].
     """
     HALF: gl.constexpr = HEAD // 2
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD))[:, None]
     column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD))
-    left = sum_of_tile(source, partial, head, row[:, None], column[None, :], product, MOST)
-    right = sum_of_tile(
-        source, partial, head, row[:, None], (HALF + column)[None, :], product, MOST
-    )
+    left = sum_of_tile(source, partial, head, row, column[None, :], product, MOST)
+    right = sum_of_tile(source, partial, head, row, (HALF + column)[None, :], product, MOST)
     left = (left * factor).to(dtype)
     right = (right * factor).to(dtype)
     if BIAS:
@@ -150,19 +154,16 @@ def rope_head(
         left = (left.to(gl.float32) + gl.load(offset).to(gl.float32)[None, :]).to(dtype)
         right = (right.to(gl.float32) + gl.load(offset + HALF).to(gl.float32)[None, :]).to(dtype)
     if ROTATE:
-        inside = (gl.minimum(row, rows - 1) * HALF)[:, None] + column[None, :]
-        cosine = gl.load(cos + inside)
-        sine = gl.load(sin + inside)
         wide = left.to(gl.float32)
         wide_right = right.to(gl.float32)
         left = (wide * cosine - wide_right * sine).to(dtype)
         right = (wide_right * cosine + wide * sine).to(dtype)
-    return gl.reshape(gl.permute(gl.join(left, right), (0, 2, 1)), [ROWS, HEAD])
+    return left, right
 
 
 @gluon.jit
-def merge_heads(source, rows, state, maxima, totals, out, chunks, MOST: gl.constexpr):
-    """out [32, Q]: the chunks' states of every head, combined. A unit is eight rows of a head."""
+def merge_heads(source, rows, state, maxima, totals, out, states, MOST: gl.constexpr):
+    """out [32, Q]: the states of every head, combined. A unit is eight rows of a head."""
     HEADS: gl.constexpr = source.Q // HEAD
     dtype: gl.constexpr = out.dtype.element_ty
     column = gl.arange(0, HEAD, gl.SliceLayout(0, TILE))
@@ -170,18 +171,18 @@ def merge_heads(source, rows, state, maxima, totals, out, chunks, MOST: gl.const
     for unit in range(source.program, HEADS * (ROWS // 8), source.programs):
         head = unit // (ROWS // 8)
         row = unit % (ROWS // 8) * 8 + lane
-        first = head * chunks * ROWS + row
+        first = head * states * ROWS + row
         largest = gl.load(maxima + first)
         for i in gl.static_range(1, MOST):
             found = gl.load(
-                maxima + first + i * ROWS, mask=lane * 0 + i < chunks, other=float("-inf")
+                maxima + first + i * ROWS, mask=lane * 0 + i < states, other=float("-inf")
             )
             largest = gl.maximum(largest, found)
         anchor = gl.where(largest == float("-inf"), 0.0, largest)
         total = gl.zeros([8], gl.float32, gl.SliceLayout(1, TILE))
         acc = gl.zeros([8, HEAD], gl.float32, TILE)
         for i in gl.static_range(MOST):
-            some = lane * 0 + i < chunks
+            some = lane * 0 + i < states
             found = gl.load(maxima + first + i * ROWS, mask=some, other=float("-inf"))
             factor = gl.exp2(found - anchor)
             total += gl.load(totals + first + i * ROWS, mask=some, other=0.0) * factor

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-from lacache_trt.plugins.window_layers.grid import ROWS, fence_proxies, first_step
+from lacache_trt.plugins.window_layers.grid import ROWS, first_step, wait_to_copy
 
 # Columns of the table of addresses, one row per layer.
 ATTN_NORM = gl.constexpr(0)
@@ -31,7 +31,9 @@ GATE_UP_SCALE = gl.constexpr(3)
 DOWN_SCALE = gl.constexpr(4)
 TABLE_COLUMNS = gl.constexpr(5)
 
-DEPTH = gl.constexpr(10)
+DEPTH = gl.constexpr(12)
+X_DEPTH = gl.constexpr(6)
+ARRIVALS = gl.constexpr(9)
 TILE_BYTES = gl.constexpr(16384)
 FACTORS = gl.constexpr(64)
 TILE_KEYS = gl.constexpr(64)
@@ -95,9 +97,8 @@ class Source:
 class Channel:
     """The rings of the stream, and the barriers between those who fill and who empty them.
 
-    A slot's weight has arrived behind `full`, its activations behind `x_full`; `empty` gives it
-    back. `go` is passed once for each product, when its activations are complete. `factors` are the
-    weight's scales of a product's steps.
+    A tile has arrived behind `full`, the activations of a step behind `x_full`; `empty` and
+    `x_empty` give the slots back. `factors` are the weight's scales of a product's steps.
     """
 
     ring: gl.shared_memory_descriptor
@@ -106,18 +107,18 @@ class Channel:
     full: gl.shared_memory_descriptor
     x_full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    go: gl.shared_memory_descriptor
+    x_empty: gl.shared_memory_descriptor
     factors: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, ring, x_ring, scale_ring, full, x_full, empty, go, factors):
+    def __init__(self, ring, x_ring, scale_ring, full, x_full, empty, x_empty, factors):
         self.ring = ring
         self.x_ring = x_ring
         self.scale_ring = scale_ring
         self.full = full
         self.x_full = x_full
         self.empty = empty
-        self.go = go
+        self.x_empty = x_empty
         self.factors = factors
 
 
@@ -212,9 +213,9 @@ def produce(source, channel, products, boxes, keys, values):
 
 @gluon.jit
 def _copy_rows(channel, issued, x, scale, place, product):
-    """Start the copy of the activations that meet tile number `issued`, at step `place` of K."""
-    slot = issued % DEPTH
-    mbarrier.wait(channel.empty.index(slot), (issued // DEPTH + 1) % 2)
+    """Start the copy of the activations at step `place` of K, the `issued`-th of all."""
+    slot = issued % X_DEPTH
+    mbarrier.wait(channel.x_empty.index(slot), (issued // X_DEPTH + 1) % 2)
     arrived = channel.x_full.index(slot)
     if product.FP8:
         mbarrier.expect(arrived, ROWS * 128 + ROWS * 4)
@@ -225,12 +226,11 @@ def _copy_rows(channel, issued, x, scale, place, product):
 
 
 @gluon.jit
-def _rows_of_product(source, channel, issued, passed, x, scale, product):
-    """Copy the activations of what `_weight_of_product` copies."""
+def _rows_of_product(source, channel, issued, x, scale, product, counter, arrivals):
+    """Copy the activations of what `_weight_of_product` copies, once the grid has written them."""
     begin = first_step(product.TOTAL, source.program, source.programs)
     end = first_step(product.TOTAL, source.program + 1, source.programs)
-    mbarrier.wait(channel.go.index(0), passed % 2)
-    fence_proxies(passed)
+    wait_to_copy(counter, arrivals * source.programs)
     for position in range(begin, end):
         _copy_rows(channel, issued, x, scale, position % product.STEPS, product)
         issued += 1
@@ -238,20 +238,23 @@ def _rows_of_product(source, channel, issued, passed, x, scale, product):
 
 
 @gluon.jit
-def produce_rows(source, channel, products, x, ffn_scale, down_scale):
-    """A warp of its own copies the activations to where the tiles are that they meet."""
+def produce_rows(source, channel, products, x, ffn_scale, down_scale, counter):
+    """A warp of its own copies the activations that the tiles of the products meet.
+
+    Each product's are complete when all programs have arrived at the grid's counter so often.
+    """
     issued = source.program * 0
-    passed = source.program * 0
-    for _ in range(source.layers):
-        issued = _rows_of_product(source, channel, issued, passed, x[0], ffn_scale, products[0])
-        for _tile in range(2 * source.key_tiles):
-            slot = issued % DEPTH
-            mbarrier.wait(channel.empty.index(slot), (issued // DEPTH + 1) % 2)
-            mbarrier.arrive(channel.x_full.index(slot))
-            issued += 1
-        issued = _rows_of_product(source, channel, issued, passed + 1, x[1], ffn_scale, products[1])
-        issued = _rows_of_product(source, channel, issued, passed + 2, x[2], ffn_scale, products[2])
+    for layer in range(source.layers):
+        at = layer * ARRIVALS
         issued = _rows_of_product(
-            source, channel, issued, passed + 3, x[3], down_scale, products[3]
+            source, channel, issued, x[0], ffn_scale, products[0], counter, at + 1
         )
-        passed += 4
+        issued = _rows_of_product(
+            source, channel, issued, x[1], ffn_scale, products[1], counter, at + 4
+        )
+        issued = _rows_of_product(
+            source, channel, issued, x[2], ffn_scale, products[2], counter, at + 6
+        )
+        issued = _rows_of_product(
+            source, channel, issued, x[3], down_scale, products[3], counter, at + 8
+        )
