@@ -106,7 +106,7 @@ class Grid:
         self.machine = Machine([grid, stream, multiply, phases, attend, kernel])
         self.machine.supply(
             Source=record(
-                "table", "places", "head_row", "layer_rows", "key_tiles", "program", "programs",
+                "table", "places", "head_row", "layer_rows", "key_pairs", "program", "programs",
                 "layers", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
             ),
             Channel=record(

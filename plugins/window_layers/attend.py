@@ -1,6 +1,6 @@
 """The attention of a window inside the persistent kernel: one chunk of the columns of one head.
 
-The cached keys and values arrive through the stream, 64 columns a tile. The window's own are
+The cached keys and values arrive through the stream, 128 columns in four tiles. The window's own are
 computed by the head's last chunk and have a state of their own. A state is that of
 `attention.stream`, and the scores over the cache are transposed, keys times queries, so that the
 tensor cores take keys and values as they arrive. The ring of activations, which has none to hold
@@ -30,7 +30,7 @@ from lacache_trt.plugins.window_layers.stream import (
     X_DEPTH,
 )
 
-STATE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, WARPS.value // 4], [16, 16, 16]))
+STATE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [WARPS.value, 1], [16, 32, 16]))
 OWN = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [2, WARPS.value // 2], [16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, OWN.value, 2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, OWN.value, 2))
@@ -51,11 +51,11 @@ def _head(channel, place: gl.constexpr, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _tile(channel, taken, dtype: gl.constexpr):
-    """Tile number `taken` once it has arrived, as 64 keys or values."""
+def _tile(channel, taken, shape: gl.constexpr, dtype: gl.constexpr):
+    """Tile number `taken` once it has arrived."""
     slot = taken % DEPTH
     mbarrier.wait(channel.full.index(slot), taken // DEPTH % 2)
-    return channel.ring.index(slot)._reinterpret(dtype, [TILE_KEYS, HEAD], HALF_TILE)
+    return channel.ring.index(slot)._reinterpret(dtype, shape, HALF_TILE)
 
 
 @gluon.jit
@@ -71,8 +71,8 @@ def _clear(tile, first, low, high):
 
 @gluon.jit
 def _masked(scores, first, start, kept, low, high):
-    """Scores [64, 32] of the columns from `first`; -inf outside the valid ones and in the window."""
-    column = first + gl.arange(0, TILE_KEYS, gl.SliceLayout(1, STATE))
+    """Scores [128, 32] of the columns from `first`; -inf outside the valid ones and in the window."""
+    column = first + gl.arange(0, 2 * TILE_KEYS, gl.SliceLayout(1, STATE))
     keep = (column >= low) & (column < high) & ((column < start) | (column >= start + kept))
     return gl.where(keep[:, None], scores, float("-inf"))
 
@@ -84,32 +84,28 @@ def _absorb(
 ):  # fmt: skip
     """The state after the 128 cached columns from `first`; gives their four tiles back.
 
-    `total` [64, 32] has a sum for every 64th key, so that only the maximum crosses warps.
+    `total` [128, 32] has a sum for every 128th key, so that only the maximum crosses warps.
     """
-    second = first + TILE_KEYS
-    queries = _head(channel, 0, dtype).permute((1, 0))
-    nothing = gl.zeros([TILE_KEYS, ROWS], gl.float32, STATE)
-    keys = _tile(channel, taken, dtype)
-    scores = warpgroup_mma(keys, queries, nothing, use_acc=False, is_async=True)
-    keys2 = _tile(channel, taken + 2, dtype)
-    scores2 = warpgroup_mma(keys2, queries, nothing, use_acc=False, is_async=True)
-    scores, scores2 = warpgroup_mma_wait(0, deps=[scores, scores2])
+    COLUMNS_OF_PAIR: gl.constexpr = 2 * TILE_KEYS
+    scores = gl.zeros([COLUMNS_OF_PAIR, ROWS], gl.float32, STATE)
+    for half in gl.static_range(2):
+        keys = _tile(channel, taken + half, [COLUMNS_OF_PAIR, HEAD // 2], dtype)
+        queries = _half(channel, half, dtype).permute((1, 0))
+        scores = warpgroup_mma(keys, queries, scores, use_acc=half > 0, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
     scores = _masked(scores * SCALE, first, start, kept, low, high)
-    scores2 = _masked(scores2 * SCALE, second, start, kept, low, high)
-    new_maximum = gl.maximum(maximum, gl.max(gl.maximum(scores, scores2), 0))
+    new_maximum = gl.maximum(maximum, gl.max(scores, 0))
     anchor = gl.where(new_maximum == float("-inf"), 0.0, new_maximum)
     decay = gl.exp2(maximum - anchor)
     weights = gl.exp2(scores - anchor[None, :])
-    weights2 = gl.exp2(scores2 - anchor[None, :])
-    total = total * decay[None, :] + (weights + weights2)
+    total = total * decay[None, :] + weights
     acc = acc * decay[None, :]
-    _half(channel, 2, dtype).permute((1, 0)).store(weights.to(dtype))
-    _half(channel, 3, dtype).permute((1, 0)).store(weights2.to(dtype))
-    values = _tile(channel, taken + 1, dtype)
-    values2 = _tile(channel, taken + 3, dtype)
-    if (first < low) | (second + TILE_KEYS > high):
+    _head(channel, 1, dtype).permute((1, 0)).store(weights.to(dtype))
+    values = _tile(channel, taken + 2, [TILE_KEYS, HEAD], dtype)
+    values2 = _tile(channel, taken + 3, [TILE_KEYS, HEAD], dtype)
+    if (first < low) | (first + COLUMNS_OF_PAIR > high):
         _clear(values, first, low, high)
-        _clear(values2, second, low, high)
+        _clear(values2, first + TILE_KEYS, low, high)
     fence_async_shared()
     gl.thread_barrier()
     acc = warpgroup_mma(
@@ -132,9 +128,9 @@ def _attend_cached(
 ):  # fmt: skip
     """Write the state over this unit's tiles: state [32, d], maxima and totals [32]."""
     maximum = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, STATE))
-    total = gl.zeros([TILE_KEYS, ROWS], gl.float32, STATE)
+    total = gl.zeros([2 * TILE_KEYS, ROWS], gl.float32, STATE)
     acc = gl.zeros([HEAD, ROWS], gl.float32, STATE)
-    for pair in range(source.key_tiles // 2):
+    for pair in range(source.key_pairs):
         first = first_key + pair * (2 * TILE_KEYS)
         maximum, total, acc = _absorb(
             channel, taken + 4 * pair, first, start, kept, low, high, maximum, total, acc, dtype,

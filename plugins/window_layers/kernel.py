@@ -7,7 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from lacache_trt.plugins.window_layers.attend import attend
 from lacache_trt.plugins.window_layers.grid import ROWS, arrive, wait
-from lacache_trt.plugins.window_layers.multiply import multiply
+from lacache_trt.plugins.window_layers.multiply import multiply, take_first
 from lacache_trt.plugins.window_layers.phases import merge_heads, residual, swiglu
 from lacache_trt.plugins.window_layers.stream import (
     ALL_WARPS,
@@ -55,6 +55,8 @@ def consume(
     keys_taken = program * 0
     arrivals = program * 0
     for layer in range(source.layers):
+        first = take_first(channel, taken, products[0], dtype)
+        wait(counter, arrivals)
         gain = address(source, layer, ATTN_NORM, dtype)
         residual(
             source, rows, hidden, partial, gain, x[0], ffn_scale, squares, layer > 0, products[3],
@@ -64,7 +66,7 @@ def consume(
         up_scale = address(source, layer, GATE_UP_SCALE, gl.float32)
         down_scales = address(source, layer, DOWN_SCALE, gl.float32)
         taken = multiply(
-            source, channel, taken, keys_taken, up_scale, partial, products[0], dtype
+            source, channel, taken, keys_taken, first, up_scale, partial, products[0], dtype
         )  # fmt: skip
         arrive(counter)
         bias = address(source, layer, QKV_BIAS, dtype)
@@ -74,16 +76,18 @@ def consume(
             state, maxima, totals, counter, arrivals + 2 * source.programs,
             dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
         )  # fmt: skip
-        taken += 2 * source.key_tiles
-        keys_taken += 2 * source.key_tiles
+        taken += 4 * source.key_pairs
+        keys_taken += 4 * source.key_pairs
         arrive(counter)
+        first = take_first(channel, taken, products[1], dtype)
         wait(counter, arrivals + 3 * source.programs)
         merge_heads(source, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1)
         arrive(counter)
         taken = multiply(
-            source, channel, taken, keys_taken, up_scale, partial, products[1], dtype
+            source, channel, taken, keys_taken, first, up_scale, partial, products[1], dtype
         )  # fmt: skip
         arrive(counter)
+        first_up = take_first(channel, taken, products[2], dtype)
         wait(counter, arrivals + 5 * source.programs)
         gain = address(source, layer, FFN_NORM, dtype)
         residual(
@@ -92,20 +96,22 @@ def consume(
         )  # fmt: skip
         arrive(counter)
         taken = multiply(
-            source, channel, taken, keys_taken, up_scale, partial, products[2], dtype
+            source, channel, taken, keys_taken, first_up, up_scale, partial, products[2], dtype
         )  # fmt: skip
         arrive(counter)
+        first_down = take_first(channel, taken, products[3], dtype)
         wait(counter, arrivals + 7 * source.programs)
         swiglu(
             source, partial, squares, x[3], down_scale, products[2], dtype, FP8, MOST_UP, EPS, LANES
         )
         arrive(counter)
         taken = multiply(
-            source, channel, taken, keys_taken, down_scales, partial, products[3], dtype
+            source, channel, taken, keys_taken, first_down, down_scales, partial, products[3],
+            dtype,
         )  # fmt: skip
         arrive(counter)
         arrivals += ARRIVALS * source.programs
-        wait(counter, arrivals)
+    wait(counter, arrivals)
     residual(
         source, rows, hidden, partial, hidden, x[0], ffn_scale, squares, True, products[3],
         False, False, MOST_OUT,
@@ -132,11 +138,11 @@ def window_layers_kernel(
     high = gl.minimum(gl.load(valid_to), length)
     first_key = chunk * chunk_keys
     last_key = gl.minimum(first_key + chunk_keys, high)
-    key_tiles = gl.cdiv(gl.maximum(last_key - first_key, 0), 2 * TILE_KEYS) * 2
-    key_tiles = gl.where(head < Q // HEAD, key_tiles, 0)
+    key_pairs = gl.cdiv(gl.maximum(last_key - first_key, 0), 2 * TILE_KEYS)
+    key_pairs = gl.where(head < Q // HEAD, key_pairs, 0)
     head_row = (head // (Q // KV)) * length + first_key
     source = Source(
-        table, places, head_row, length * (KV // HEAD), key_tiles, program, programs,
+        table, places, head_row, length * (KV // HEAD), key_pairs, program, programs,
         layers, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
     )  # fmt: skip
     products = (

@@ -17,6 +17,8 @@ TILE_KEYS = 64
 COLUMNS = 128
 WARPS = 8
 MOST_FACTORS = 64
+FIRST = 4
+"""Steps of a product that a program keeps in registers before it begins."""
 IN_FLIGHT = 4
 EARLY_IN_FLIGHT = 2
 """Copies of tiles under way at once, and of the first ones of a product (chosen on an H200)."""
@@ -66,14 +68,16 @@ def most_parts(tiles: int, programs: int) -> int:
 
 
 def programs_for(sizes: LayerSizes, multiprocessors: int) -> int:
-    """Programs of the grid: one per multiprocessor, and no more than a product has steps."""
-    return min(multiprocessors, *(tiles * steps for tiles, steps in sizes.products()))
+    """Programs of the grid: one per multiprocessor, with at least four steps of each product."""
+    return min(multiprocessors, *(tiles * steps // FIRST for tiles, steps in sizes.products()))
 
 
 def serves(sizes: LayerSizes, multiprocessors: int) -> bool:
     """Whether the kernel can run layers of these sizes on a device of so many multiprocessors."""
     widths = (sizes.hidden, sizes.query, sizes.key_value, sizes.intermediate)
     if any(width % COLUMNS for width in widths):
+        return False
+    if any(steps < FIRST for _, steps in sizes.products()):
         return False
     programs = programs_for(sizes, multiprocessors)
     scaled = [tiles * steps for tiles, steps in sizes.products()[2:]] if sizes.fp8 else []

@@ -31,20 +31,27 @@ SCALES = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
 
 
 @gluon.jit
-def _operands(channel, tile, step, dtype: gl.constexpr, FP8: gl.constexpr):
-    """A tile and the activations of its step once they have arrived, as operands of a product."""
+def _weight(channel, tile, dtype: gl.constexpr, FP8: gl.constexpr):
+    """A tile [128, k] once it has arrived, as left operand of a product."""
     slot = tile % DEPTH
-    x_slot = step % X_DEPTH
     mbarrier.wait(channel.full.index(slot), tile // DEPTH % 2)
-    mbarrier.wait(channel.x_full.index(x_slot), step // X_DEPTH % 2)
     if FP8:
-        w_tile = channel.ring.index(slot)._reinterpret(gl.float8e4nv, [COLUMNS, 128], BYTE_TILE)
-        x_tile = channel.x_ring.index(x_slot)._reinterpret(gl.float8e4nv, [ROWS, 128], BYTE_TILE)
-        return w_tile, x_tile.permute((1, 0))
+        return channel.ring.index(slot)._reinterpret(gl.float8e4nv, [COLUMNS, 128], BYTE_TILE)
     else:
-        w_tile = channel.ring.index(slot)._reinterpret(dtype, [64, COLUMNS], HALF_TILE)
-        x_tile = channel.x_ring.index(x_slot)._reinterpret(dtype, [ROWS, 64], HALF_TILE)
-        return w_tile.permute((1, 0)), x_tile.permute((1, 0))
+        found = channel.ring.index(slot)._reinterpret(dtype, [64, COLUMNS], HALF_TILE)
+        return found.permute((1, 0))
+
+
+@gluon.jit
+def _rows(channel, step, dtype: gl.constexpr, FP8: gl.constexpr):
+    """The activations [k, 32] of a step once they have arrived, as right operand of a product."""
+    slot = step % X_DEPTH
+    mbarrier.wait(channel.x_full.index(slot), step // X_DEPTH % 2)
+    if FP8:
+        found = channel.x_ring.index(slot)._reinterpret(gl.float8e4nv, [ROWS, 128], BYTE_TILE)
+    else:
+        found = channel.x_ring.index(slot)._reinterpret(dtype, [ROWS, 64], HALF_TILE)
+    return found.permute((1, 0))
 
 
 @gluon.jit
@@ -58,7 +65,8 @@ def _factor(channel, step, index):
 @gluon.jit
 def _start(channel, tile, step, acc, dtype: gl.constexpr, FP8: gl.constexpr):
     """Start the product of a tile with its activations, added to acc but for FP8."""
-    w, rows = _operands(channel, tile, step, dtype, FP8)
+    w = _weight(channel, tile, dtype, FP8)
+    rows = _rows(channel, step, dtype, FP8)
     return warpgroup_mma(w, rows, acc, use_acc=not FP8, is_async=True)
 
 
@@ -108,12 +116,57 @@ def _give_back(channel, tile, step):
 
 
 @gluon.jit
-def _accumulate(channel, tile, step, count, index, dtype: gl.constexpr, FP8: gl.constexpr):
-    """float32 [128, 32]: the sum over `count` tiles of the stream from number `tile`.
+def take_first(channel, taken, product, dtype: gl.constexpr):
+    """The first four tiles of a product, into registers: their slots can be filled again.
+
+    Between two products this is room for four more tiles.
+    """
+    FP8: gl.constexpr = product.FP8
+    OPERAND: gl.constexpr = gl.DotOperandLayout(
+        0, BYTE_PRODUCT if FP8 else HALF_PRODUCT, 4 if FP8 else 2
+    )
+    a = _weight(channel, taken, dtype, FP8).load(OPERAND)
+    b = _weight(channel, taken + 1, dtype, FP8).load(OPERAND)
+    c = _weight(channel, taken + 2, dtype, FP8).load(OPERAND)
+    d = _weight(channel, taken + 3, dtype, FP8).load(OPERAND)
+    gl.thread_barrier()
+    for i in gl.static_range(4):
+        mbarrier.arrive(channel.empty.index((taken + i) % DEPTH))
+    return a, b, c, d
+
+
+@gluon.jit
+def _multiply_first(channel, step, first, inside, dtype: gl.constexpr, FP8: gl.constexpr):
+    """The products of the first four tiles: (sum over `inside` of them, sum over the others)."""
+    LAYOUT: gl.constexpr = BYTE_PRODUCT if FP8 else HALF_PRODUCT
+    zero = gl.zeros([COLUMNS, ROWS], gl.float32, LAYOUT)
+    found = ()
+    for i in gl.static_range(4):
+        rows = _rows(channel, step + i, dtype, FP8)
+        found = found + (warpgroup_mma(first[i], rows, zero, use_acc=False, is_async=True),)
+    a, b, c, d = warpgroup_mma_wait(0, deps=[found[0], found[1], found[2], found[3]])
+    if FP8:
+        a = a * _factor(channel, step, 0)[None, :]
+        b = b * _factor(channel, step + 1, 1)[None, :]
+        c = c * _factor(channel, step + 2, 2)[None, :]
+        d = d * _factor(channel, step + 3, 3)[None, :]
+    here = (a + gl.where(inside > 1, b, zero)) + (
+        gl.where(inside > 2, c, zero) + gl.where(inside > 3, d, zero)
+    )
+    beyond = (gl.where(inside > 1, zero, b) + gl.where(inside > 2, zero, c)) + gl.where(
+        inside > 3, zero, d
+    )
+    for i in gl.static_range(4):
+        mbarrier.arrive(channel.x_empty.index((step + i) % X_DEPTH))
+    return here, beyond
+
+
+@gluon.jit
+def _accumulate(channel, tile, step, count, index, acc, dtype: gl.constexpr, FP8: gl.constexpr):
+    """acc plus the sum over `count` tiles of the stream from number `tile`.
 
     `index` is the place of the first one's scale of the weight in `factors`.
     """
-    acc = gl.zeros([COLUMNS, ROWS], gl.float32, BYTE_PRODUCT if FP8 else HALF_PRODUCT)
     done = tile * 0
     while done + 4 <= count:
         acc = _four(channel, tile + done, step + done, index + done, acc, dtype, FP8)
@@ -137,11 +190,13 @@ def _store_part(acc, part, column_tile, partial, N: gl.constexpr, LAYOUT: gl.con
 
 
 @gluon.jit
-def multiply(source, channel, taken, keys_taken, w_scale, partial, product, dtype: gl.constexpr):
+def multiply(
+    source, channel, taken, keys_taken, first, w_scale, partial, product, dtype: gl.constexpr
+):  # fmt: skip
     """This program's parts of partial[i, row, n] = sum_k weight[k, n] x[row, k].
 
-    `taken` tiles of the stream have been taken, `keys_taken` of them keys and values; returns how
-    many have been then. FP8: w_scale [N / 128, K / 128].
+    `taken` tiles of the stream were taken before, `keys_taken` of them keys and values; returns how
+    many have been then. `first` are the first four of this product. FP8: w_scale [N / 128, K / 128].
     """
     FP8: gl.constexpr = product.FP8
     LAYOUT: gl.constexpr = BYTE_PRODUCT if FP8 else HALF_PRODUCT
@@ -151,15 +206,21 @@ def multiply(source, channel, taken, keys_taken, w_scale, partial, product, dtyp
         some = gl.minimum(gl.arange(0, FACTORS, SCALES) + begin, end - 1)
         channel.factors._reinterpret(gl.float32, [FACTORS], LINE).store(gl.load(w_scale + some))
         gl.thread_barrier()
-    position = begin
-    while position < end:
-        column = position // product.STEPS
-        count = gl.minimum((column + 1) * product.STEPS, end) - position
+    inside = product.STEPS - begin % product.STEPS
+    acc, beyond = _multiply_first(channel, taken - keys_taken, first, inside, dtype, FP8)
+    column = begin // product.STEPS
+    position = begin + 4
+    while column * product.STEPS < end:
+        stop = gl.minimum((column + 1) * product.STEPS, end)
+        count = gl.maximum(stop - position, 0)
+        tile = taken + position - begin
         acc = _accumulate(
-            channel, taken, taken - keys_taken, count, position - begin, dtype, FP8
+            channel, tile, tile - keys_taken, count, position - begin, acc, dtype, FP8
         )  # fmt: skip
         part = source.program - owner(product.TOTAL, column * product.STEPS, source.programs)
         _store_part(acc, part, column, partial, product.N, LAYOUT)
+        acc = beyond
+        beyond = gl.zeros([COLUMNS, ROWS], gl.float32, LAYOUT)
         position += count
-        taken += count
-    return taken
+        column += 1
+    return taken + end - begin

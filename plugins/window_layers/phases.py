@@ -103,34 +103,51 @@ def row_factors(source, squares, row, EPS: gl.constexpr, LANES: gl.constexpr, LA
 
 
 @gluon.jit
+def _silu_times(gate, up, dtype: gl.constexpr):
+    """silu(gate) * up of float32 values that have the divisor of the norm."""
+    gate = gate.to(dtype).to(gl.float32)
+    up = up.to(dtype).to(gl.float32)
+    silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
+    return (silu * up).to(dtype)
+
+
+@gluon.jit
 def swiglu(
     source, partial, squares, out, out_scale, product, dtype: gl.constexpr, FP8: gl.constexpr,
     MOST: gl.constexpr, EPS: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
-    """out = silu(gate) * up, quantised with FP8. A unit is eight rows of 128 columns."""
+    """out = silu(gate) * up, quantised with FP8. A unit is eight rows of 128 columns.
+
+    Three at a time, all of whose loads come first; units beyond the last are the last again.
+    """
     F: gl.constexpr = source.F
     PIECES: gl.constexpr = ROWS // 8
+    UNITS: gl.constexpr = F // COLUMNS * PIECES
     lane = gl.arange(0, 8, gl.SliceLayout(1, TILE))
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))
-    for unit in range(source.program, F // COLUMNS * PIECES, source.programs):
-        group = unit // PIECES
-        row = unit % PIECES * 8 + lane
-        gate = sum_of_tile(source, partial, group, row[:, None], column[None, :], product, MOST)
-        up = sum_of_tile(
-            source, partial, group + F // COLUMNS, row[:, None], column[None, :], product, MOST
-        )
-        factor = row_factors(source, squares, row, EPS, LANES, TILE)
-        gate = (gate * factor).to(dtype).to(gl.float32)
-        up = (up * factor).to(dtype).to(gl.float32)
-        silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
-        values = (silu * up).to(dtype)
-        target = out + (row * F)[:, None] + (group * COLUMNS + column)[None, :]
-        if FP8:
-            rounded, scale = quantise(values.to(gl.float32))
-            gl.store(target, rounded)
-            gl.store(out_scale + group * ROWS + row, scale)
-        else:
-            gl.store(target, values)
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))[None, :]
+    for first in range(source.program, UNITS, 3 * source.programs):
+        gates = ()
+        ups = ()
+        for i in gl.static_range(3):
+            unit = gl.minimum(first + i * source.programs, UNITS - 1)
+            tile = unit // PIECES
+            row = (unit % PIECES * 8 + lane)[:, None]
+            gates = gates + (sum_of_tile(source, partial, tile, row, column, product, MOST),)
+            tile += F // COLUMNS
+            ups = ups + (sum_of_tile(source, partial, tile, row, column, product, MOST),)
+        for i in gl.static_range(3):
+            unit = gl.minimum(first + i * source.programs, UNITS - 1)
+            tile = unit // PIECES
+            row = unit % PIECES * 8 + lane
+            factor = row_factors(source, squares, row, EPS, LANES, TILE)
+            values = _silu_times(gates[i] * factor, ups[i] * factor, dtype)
+            target = out + (row * F)[:, None] + tile * COLUMNS + column
+            if FP8:
+                rounded, scale = quantise(values.to(gl.float32))
+                gl.store(target, rounded)
+                gl.store(out_scale + tile * ROWS + row, scale)
+            else:
+                gl.store(target, values)
 
 
 @gluon.jit

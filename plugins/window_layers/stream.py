@@ -5,7 +5,7 @@ values of its attention unit, into a ring of tiles, as far ahead as the ring goe
 waits for the grid, its next tiles arrive. A second one copies the activations that meet them, once
 the grid has written them. The third computes (`multiply`, `attend`, `phases`). A tile is 16 KiB: 64
 rows of k by 128 columns of a 16-bit weight [K, N], 128 rows by one group of an E4M3 weight [N, K],
-or 64 keys or values.
+half of 128 keys, or 64 values. A pair of keys' and a pair of values' tiles hold 128 columns.
 
 The steps of a product are its tiles of columns times the tiles along k, and each program has a run
 of them.
@@ -59,7 +59,7 @@ class Source:
     places: gl.tensor
     head_row: gl.tensor
     layer_rows: gl.tensor
-    key_tiles: gl.tensor
+    key_pairs: gl.tensor
     program: gl.tensor
     programs: gl.tensor
     layers: gl.tensor
@@ -73,14 +73,14 @@ class Source:
 
     @gluon.constexpr_function
     def __init__(
-        self, table, places, head_row, layer_rows, key_tiles, program, programs,
+        self, table, places, head_row, layer_rows, key_pairs, program, programs,
         layers, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
     ):  # fmt: skip
         self.table = table
         self.places = places
         self.head_row = head_row
         self.layer_rows = layer_rows
-        self.key_tiles = key_tiles
+        self.key_pairs = key_pairs
         self.program = program
         self.programs = programs
         self.layers = layers
@@ -201,11 +201,15 @@ def produce(source, channel, products, boxes, keys, values):
     issued = source.program * 0
     for layer in range(source.layers):
         issued = _weight_of_product(source, channel, issued, boxes[0], layer, 0, products[0])
-        for tile in range(source.key_tiles):
-            row = layer * source.layer_rows + source.head_row + tile * TILE_KEYS
-            _copy_tile(channel, issued, source.IN_FLIGHT, keys, row, 0, 0, 128)
-            _copy_tile(channel, issued + 1, source.IN_FLIGHT, values, row, 0, 0, 128)
-            issued += 2
+        for pair in range(source.key_pairs):
+            row = layer * source.layer_rows + source.head_row + pair * (2 * TILE_KEYS)
+            for half in range(2):
+                _copy_tile(channel, issued, source.IN_FLIGHT, keys, row, half * 128, TILE_KEYS, 0)
+                issued += 1
+            for half in range(2):
+                line = row + half * TILE_KEYS
+                _copy_tile(channel, issued, source.IN_FLIGHT, values, line, 0, 0, 128)
+                issued += 1
         issued = _weight_of_product(source, channel, issued, boxes[1], layer, 1, products[1])
         issued = _weight_of_product(source, channel, issued, boxes[2], layer, 2, products[2])
         issued = _weight_of_product(source, channel, issued, boxes[3], layer, 3, products[3])
