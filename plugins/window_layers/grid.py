@@ -84,12 +84,12 @@ def wait_to_copy(counter, arrivals):
 
 
 @gluon.jit
-def first_step(total: gl.constexpr, program, programs):
+def first_step(total, program, programs):
     """The first of a product's `total` steps that a program does; its last ends at its next's."""
     return program * total // programs
 
 
 @gluon.jit
-def owner(total: gl.constexpr, step, programs):
+def owner(total, step, programs):
     """The program that does a step; the inverse of `first_step`."""
     return ((step + 1) * programs - 1) // total

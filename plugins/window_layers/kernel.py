@@ -15,7 +15,6 @@ from lacache_trt.plugins.window_layers.stream import (
     ATTN_NORM,
     BYTE_TILE,
     DEPTH,
-    DOWN_SCALE,
     FACTORS,
     FFN_NORM,
     GATE_UP_SCALE,
@@ -29,6 +28,7 @@ from lacache_trt.plugins.window_layers.stream import (
     Product,
     Source,
     address,
+    either,
     produce,
     produce_rows,
 )
@@ -55,62 +55,61 @@ def consume(
     keys_taken = program * 0
     arrivals = program * 0
     for layer in range(source.layers):
-        first = take_first(channel, taken, products[0], dtype)
-        wait(counter, arrivals)
-        gain = address(source, layer, ATTN_NORM, dtype)
-        residual(
-            source, rows, hidden, partial, gain, x[0], ffn_scale, squares, layer > 0, products[3],
-            True, False, MOST_OUT,
-        )  # fmt: skip
-        arrive(counter)
-        up_scale = address(source, layer, GATE_UP_SCALE, gl.float32)
-        down_scales = address(source, layer, DOWN_SCALE, gl.float32)
-        taken = multiply(
-            source, channel, taken, keys_taken, first, up_scale, partial, products[0], dtype
-        )  # fmt: skip
-        arrive(counter)
-        bias = address(source, layer, QKV_BIAS, dtype)
-        attend(
-            source, channel, taken, layer, program, rows, partial, squares, bias, cos, sin,
-            products[0], fresh_keys, fresh_values, first_key, start, kept, low, high, chunks,
-            state, maxima, totals, counter, arrivals + 2 * source.programs,
-            dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
-        )  # fmt: skip
-        taken += 4 * source.key_pairs
-        keys_taken += 4 * source.key_pairs
-        arrive(counter)
-        first = take_first(channel, taken, products[1], dtype)
-        wait(counter, arrivals + 3 * source.programs)
-        merge_heads(source, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1)
-        arrive(counter)
-        taken = multiply(
-            source, channel, taken, keys_taken, first, up_scale, partial, products[1], dtype
-        )  # fmt: skip
-        arrive(counter)
-        first_up = take_first(channel, taken, products[2], dtype)
-        wait(counter, arrivals + 5 * source.programs)
-        gain = address(source, layer, FFN_NORM, dtype)
-        residual(
-            source, rows, hidden, partial, gain, x[2], ffn_scale, squares, True, products[1],
-            True, FP8, MOST_OUT,
-        )  # fmt: skip
-        arrive(counter)
-        taken = multiply(
-            source, channel, taken, keys_taken, first_up, up_scale, partial, products[2], dtype
-        )  # fmt: skip
-        arrive(counter)
-        first_down = take_first(channel, taken, products[3], dtype)
-        wait(counter, arrivals + 7 * source.programs)
-        swiglu(
-            source, partial, squares, x[3], down_scale, products[2], dtype, FP8, MOST_UP, EPS, LANES
-        )
-        arrive(counter)
-        taken = multiply(
-            source, channel, taken, keys_taken, first_down, down_scales, partial, products[3],
-            dtype,
-        )  # fmt: skip
-        arrive(counter)
-        arrivals += ARRIVALS * source.programs
+        # Products in loops, one piece of code for two: the kernel fits the cache of instructions.
+        for second in range(2):
+            first = take_first(channel, taken, dtype, False)
+            wait(counter, arrivals)
+            if second == 0:
+                gain = address(source, layer, ATTN_NORM, dtype)
+                residual(
+                    source, rows, hidden, partial, gain, x[0], ffn_scale, squares, layer > 0,
+                    products[3], True, False, MOST_OUT,
+                )  # fmt: skip
+            else:
+                merge_heads(source, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1)
+            arrive(counter)
+            n, steps, total = either(products[0], products[1], second)
+            taken = multiply(
+                source, channel, taken, keys_taken, first, squares, partial, n, steps, total,
+                dtype, False,
+            )  # fmt: skip
+            arrive(counter)
+            arrivals += 2 * source.programs
+            if second == 0:
+                bias = address(source, layer, QKV_BIAS, dtype)
+                attend(
+                    source, channel, taken, layer, program, rows, partial, squares, bias, cos, sin,
+                    products[0], fresh_keys, fresh_values, first_key, start, kept, low, high, chunks,
+                    state, maxima, totals, counter, arrivals,
+                    dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
+                )  # fmt: skip
+                taken += 4 * source.key_pairs
+                keys_taken += 4 * source.key_pairs
+                arrive(counter)
+                arrivals += source.programs
+        for second in range(2):
+            first_ffn = take_first(channel, taken, dtype, FP8)
+            wait(counter, arrivals)
+            if second == 0:
+                gain = address(source, layer, FFN_NORM, dtype)
+                residual(
+                    source, rows, hidden, partial, gain, x[2], ffn_scale, squares, True, products[1],
+                    True, FP8, MOST_OUT,
+                )  # fmt: skip
+            else:
+                swiglu(
+                    source, partial, squares, x[3], down_scale, products[2], dtype, FP8, MOST_UP,
+                    EPS, LANES,
+                )  # fmt: skip
+            arrive(counter)
+            scales = address(source, layer, GATE_UP_SCALE + second, gl.float32)
+            n, steps, total = either(products[2], products[3], second)
+            taken = multiply(
+                source, channel, taken, keys_taken, first_ffn, scales, partial, n, steps, total,
+                dtype, FP8,
+            )  # fmt: skip
+            arrive(counter)
+            arrivals += 2 * source.programs
     wait(counter, arrivals)
     residual(
         source, rows, hidden, partial, hidden, x[0], ffn_scale, squares, True, products[3],

@@ -116,12 +116,11 @@ def _give_back(channel, tile, step):
 
 
 @gluon.jit
-def take_first(channel, taken, product, dtype: gl.constexpr):
+def take_first(channel, taken, dtype: gl.constexpr, FP8: gl.constexpr):
     """The first four tiles of a product, into registers: their slots can be filled again.
 
     Between two products this is room for four more tiles.
     """
-    FP8: gl.constexpr = product.FP8
     OPERAND: gl.constexpr = gl.DotOperandLayout(
         0, BYTE_PRODUCT if FP8 else HALF_PRODUCT, 4 if FP8 else 2
     )
@@ -181,44 +180,45 @@ def _accumulate(channel, tile, step, count, index, acc, dtype: gl.constexpr, FP8
 
 
 @gluon.jit
-def _store_part(acc, part, column_tile, partial, N: gl.constexpr, LAYOUT: gl.constexpr):
+def _store_part(acc, part, column_tile, partial, N, LAYOUT: gl.constexpr):
     """Write part number `part` of a tile of columns."""
     column = gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT))
     row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT))
-    target = partial + part * (ROWS * N) + column_tile * COLUMNS
+    target = partial + (part * ROWS * N + column_tile * COLUMNS)
     gl.store(target + (row * N)[None, :] + column[:, None], acc)
 
 
 @gluon.jit
 def multiply(
-    source, channel, taken, keys_taken, first, w_scale, partial, product, dtype: gl.constexpr
+    source, channel, taken, keys_taken, first, w_scale, partial, N, STEPS, TOTAL,
+    dtype: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """This program's parts of partial[i, row, n] = sum_k weight[k, n] x[row, k].
 
     `taken` tiles of the stream were taken before, `keys_taken` of them keys and values; returns how
-    many have been then. `first` are the first four of this product. FP8: w_scale [N / 128, K / 128].
+    many have been then. `first` are the first four of this product, whose shape is N, STEPS and
+    TOTAL as in `Product`. FP8: w_scale [N / 128, K / 128].
     """
-    FP8: gl.constexpr = product.FP8
     LAYOUT: gl.constexpr = BYTE_PRODUCT if FP8 else HALF_PRODUCT
-    begin = first_step(product.TOTAL, source.program, source.programs)
-    end = first_step(product.TOTAL, source.program + 1, source.programs)
+    begin = first_step(TOTAL, source.program, source.programs)
+    end = first_step(TOTAL, source.program + 1, source.programs)
     if FP8:
         some = gl.minimum(gl.arange(0, FACTORS, SCALES) + begin, end - 1)
         channel.factors._reinterpret(gl.float32, [FACTORS], LINE).store(gl.load(w_scale + some))
         gl.thread_barrier()
-    inside = product.STEPS - begin % product.STEPS
+    inside = STEPS - begin % STEPS
     acc, beyond = _multiply_first(channel, taken - keys_taken, first, inside, dtype, FP8)
-    column = begin // product.STEPS
+    column = begin // STEPS
     position = begin + 4
-    while column * product.STEPS < end:
-        stop = gl.minimum((column + 1) * product.STEPS, end)
+    while column * STEPS < end:
+        stop = gl.minimum((column + 1) * STEPS, end)
         count = gl.maximum(stop - position, 0)
         tile = taken + position - begin
         acc = _accumulate(
             channel, tile, tile - keys_taken, count, position - begin, acc, dtype, FP8
         )  # fmt: skip
-        part = source.program - owner(product.TOTAL, column * product.STEPS, source.programs)
-        _store_part(acc, part, column, partial, product.N, LAYOUT)
+        part = source.program - owner(TOTAL, column * STEPS, source.programs)
+        _store_part(acc, part, column, partial, N, LAYOUT)
         acc = beyond
         beyond = gl.zeros([COLUMNS, ROWS], gl.float32, LAYOUT)
         position += count

@@ -28,7 +28,7 @@ ATTN_NORM = gl.constexpr(0)
 FFN_NORM = gl.constexpr(1)
 QKV_BIAS = gl.constexpr(2)
 GATE_UP_SCALE = gl.constexpr(3)
-DOWN_SCALE = gl.constexpr(4)
+# Behind it, DOWN_SCALE.
 TABLE_COLUMNS = gl.constexpr(5)
 
 DEPTH = gl.constexpr(12)
@@ -138,6 +138,13 @@ class Product:
         self.STEPS = gl.constexpr(steps)
         self.TOTAL = gl.constexpr(N // 128 * steps)
         self.FP8 = gl.constexpr(FP8)
+
+
+@gluon.jit
+def either(a, b, second):
+    """The shape (N, STEPS, TOTAL) of product a or, if second is not 0, of b."""
+    n = gl.where(second == 0, a.N, b.N)
+    return n, gl.where(second == 0, a.STEPS, b.STEPS), gl.where(second == 0, a.TOTAL, b.TOTAL)
 
 
 @gluon.jit
