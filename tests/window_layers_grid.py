@@ -62,7 +62,7 @@ def compile_for_hopper(fp8: bool) -> Any:
     types |= dict.fromkeys(("ffn_scale_box", "down_scale_box"), scale_box)
     types |= dict.fromkeys(("cos", "sin", "ffn_scale", "down_scale", "partial"), floats)
     types |= dict.fromkeys(("squares", "state", "maxima", "totals"), floats)
-    numbers = ("layers", "programs", "length", "rows", "chunks", "chunk_keys")
+    numbers = ("layers", "length", "rows", "chunks", "chunk_keys")
     types |= dict.fromkeys(numbers, "i32")
     sizes = launch.LayerSizes(4096, 4096, 4096, 12288, fp8, False, 1e-5)
     function = kernel.window_layers_kernel
@@ -106,8 +106,8 @@ class Grid:
         self.machine = Machine([grid, stream, multiply, phases, attend, kernel])
         self.machine.supply(
             Source=record(
-                "table", "places", "head_row", "layer_rows", "key_pairs", "program", "programs",
-                "layers", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
+                "table", "places", "head_row", "layer_rows", "key_pairs", "program", "layers",
+                "programs", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
             ),
             Channel=record(
                 "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "x_empty", "factors"

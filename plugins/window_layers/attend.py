@@ -123,7 +123,7 @@ def _absorb(
 
 @gluon.jit
 def _attend_cached(
-    source, channel, taken, first_key, start, kept, low, high, state, maxima, totals,
+    source, channel, zero, taken, first_key, start, kept, low, high, state, maxima, totals,
     dtype: gl.constexpr, SCALE: gl.constexpr,
 ):  # fmt: skip
     """Write the state over this unit's tiles: state [32, d], maxima and totals [32]."""
@@ -136,8 +136,8 @@ def _attend_cached(
             channel, taken + 4 * pair, first, start, kept, low, high, maximum, total, acc, dtype,
             SCALE,
         )  # fmt: skip
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, STATE))
-    inside = gl.arange(0, HEAD, gl.SliceLayout(1, STATE))
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, STATE)) + zero
+    inside = gl.arange(0, HEAD, gl.SliceLayout(1, STATE)) + zero
     gl.store(state + (row * HEAD)[None, :] + inside[:, None], acc)
     gl.store(maxima + row, maximum)
     gl.store(totals + row, gl.sum(total, 0))
@@ -145,15 +145,15 @@ def _attend_cached(
 
 @gluon.jit
 def _attend_own(
-    channel, rows, start, kept, low, high, fresh_keys, fresh_values, keep_them, state, maxima,
+    channel, zero, rows, start, kept, low, high, fresh_keys, fresh_values, keep_them, state, maxima,
     totals, dtype: gl.constexpr, SCALE: gl.constexpr,
 ):  # fmt: skip
     """Write the state over the window's own keys and, with `keep_them`, these and their values.
 
     Rows from `kept` on are not there.
     """
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
-    column = gl.arange(0, HEAD, gl.SliceLayout(0, LINES))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, LINES)) + zero
+    column = gl.arange(0, HEAD, gl.SliceLayout(0, LINES)) + zero
     if keep_them:
         place = (row * HEAD)[:, None] + column[None, :]
         real = (row < rows)[:, None]
@@ -162,9 +162,9 @@ def _attend_own(
     queries = _head(channel, 0, dtype).load(LEFT)
     keys = _head(channel, 1, dtype).permute((1, 0)).load(RIGHT)
     # Rows behind the window's may hold anything, and 0 times NaN is NaN.
-    line = gl.arange(0, ROWS, gl.SliceLayout(1, RIGHT))
+    line = gl.arange(0, ROWS, gl.SliceLayout(1, RIGHT)) + zero
     values = gl.where((line < kept)[:, None], _head(channel, 2, dtype).load(RIGHT), 0.0)
-    index = gl.arange(0, ROWS, gl.SliceLayout(0, OWN))
+    index = gl.arange(0, ROWS, gl.SliceLayout(0, OWN)) + zero
     keep = (index < kept) & (start + index >= low) & (start + index < high)
     scores = mma_v2(queries, keys, gl.zeros([ROWS, ROWS], gl.float32, OWN))
     scores = gl.where(keep[None, :], scores * SCALE, float("-inf"))
@@ -173,8 +173,8 @@ def _attend_own(
     weights = gl.exp2(scores - anchor[:, None])
     operand = gl.convert_layout(weights.to(dtype), LEFT)
     acc = mma_v2(operand, values, gl.zeros([ROWS, HEAD], gl.float32, OWN))
-    line = gl.arange(0, ROWS, gl.SliceLayout(1, OWN))
-    inside = gl.arange(0, HEAD, gl.SliceLayout(0, OWN))
+    line = gl.arange(0, ROWS, gl.SliceLayout(1, OWN)) + zero
+    inside = gl.arange(0, HEAD, gl.SliceLayout(0, OWN)) + zero
     gl.store(state + (line * HEAD)[:, None] + inside[None, :], acc)
     gl.store(maxima + line, maximum)
     gl.store(totals + line, gl.sum(weights, 1))
@@ -182,7 +182,7 @@ def _attend_own(
 
 @gluon.jit
 def attend(
-    source, channel, taken, layer, unit, rows, partial, squares, bias, cos, sin, product,
+    source, channel, zero, taken, layer, unit, rows, partial, squares, bias, cos, sin, product,
     fresh_keys, fresh_values, first_key, start, kept, low, high, chunks, state, maxima, totals,
     counter, arrivals, dtype: gl.constexpr, BIAS: gl.constexpr, SCALE: gl.constexpr,
     EPS: gl.constexpr, LANES: gl.constexpr, MOST: gl.constexpr,
@@ -198,8 +198,8 @@ def attend(
     HALF: gl.constexpr = HEAD // 2
     head = unit // chunks
     chunk = unit % chunks
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD))
-    column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD)) + zero
+    column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD)) + zero
     factor = row_factors(source, squares, row, EPS, LANES, HALF_HEAD)
     inside = (gl.minimum(row, rows - 1) * HALF)[:, None] + column[None, :]
     cosine = gl.load(cos + inside)
@@ -207,19 +207,19 @@ def attend(
     wait(counter, arrivals)
     if head < HEADS:
         left, right = rope_head(
-            source, head, partial, factor, bias, cosine, sine, product, dtype, BIAS, True, MOST
+            source, zero, head, partial, factor, bias, cosine, sine, product, dtype, BIAS, True, MOST
         )
         _half(channel, 0, dtype).store(left)
         _half(channel, 1, dtype).store(right)
         if chunk == chunks - 1:
             kv_head = head // (HEADS // KV_HEADS)
             left, right = rope_head(
-                source, HEADS + kv_head, partial, factor, bias, cosine, sine, product, dtype,
+                source, zero, HEADS + kv_head, partial, factor, bias, cosine, sine, product, dtype,
                 BIAS, True, MOST,
             )  # fmt: skip
             left2, right2 = rope_head(
-                source, HEADS + KV_HEADS + kv_head, partial, factor, bias, cosine, sine, product,
-                dtype, BIAS, False, MOST,
+                source, zero, HEADS + KV_HEADS + kv_head, partial, factor, bias, cosine, sine,
+                product, dtype, BIAS, False, MOST,
             )  # fmt: skip
             _half(channel, 2, dtype).store(left)
             _half(channel, 3, dtype).store(right)
@@ -229,7 +229,7 @@ def attend(
             fresh = (layer * KV_HEADS + kv_head) * rows * HEAD
             place = head * (chunks + 1) + chunks
             _attend_own(
-                channel, rows, start, kept, low, high, fresh_keys + fresh, fresh_values + fresh,
+                channel, zero, rows, start, kept, low, high, fresh_keys + fresh, fresh_values + fresh,
                 head % (HEADS // KV_HEADS) == 0, state + place * (ROWS * HEAD),
                 maxima + place * ROWS, totals + place * ROWS, dtype, SCALE,
             )  # fmt: skip
@@ -237,7 +237,7 @@ def attend(
         gl.thread_barrier()
         place = head * (chunks + 1) + chunk
         _attend_cached(
-            source, channel, taken, first_key, start, kept, low, high,
+            source, channel, zero, taken, first_key, start, kept, low, high,
             state + place * (ROWS * HEAD), maxima + place * ROWS, totals + place * ROWS, dtype,
             SCALE,
         )  # fmt: skip

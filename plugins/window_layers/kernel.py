@@ -35,6 +35,16 @@ from lacache_trt.plugins.window_layers.stream import (
 
 
 @gluon.jit
+def unknown_zero(number):
+    """Zero, which no compiler knows: indices that are made from it are computed where it is made.
+
+    They would all be computed before the loop over layers, and spilled: every read of them would
+    miss, since each wait for the grid empties the L1 cache.
+    """
+    return (number >> 20) * 128
+
+
+@gluon.jit
 def consume(
     source, channel, products, hidden, cos, sin, window_columns, fresh_keys, fresh_values, low,
     high, first_key, x, ffn_scale, down_scale, partial, squares, state, maxima, totals,
@@ -57,20 +67,23 @@ def consume(
     for layer in range(source.layers):
         # Products in loops, one piece of code for two: the kernel fits the cache of instructions.
         for second in range(2):
+            zero = unknown_zero(layer + second)
             first = take_first(channel, taken, dtype, False)
             wait(counter, arrivals)
             if second == 0:
                 gain = address(source, layer, ATTN_NORM, dtype)
                 residual(
-                    source, rows, hidden, partial, gain, x[0], ffn_scale, squares, layer > 0,
+                    source, zero, rows, hidden, partial, gain, x[0], ffn_scale, squares, layer > 0,
                     products[3], True, False, MOST_OUT,
                 )  # fmt: skip
             else:
-                merge_heads(source, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1)
+                merge_heads(
+                    source, zero, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1
+                )
             arrive(counter)
             n, steps, total = either(products[0], products[1], second)
             taken = multiply(
-                source, channel, taken, keys_taken, first, squares, partial, n, steps, total,
+                source, channel, zero, taken, keys_taken, first, squares, partial, n, steps, total,
                 dtype, False,
             )  # fmt: skip
             arrive(counter)
@@ -78,8 +91,8 @@ def consume(
             if second == 0:
                 bias = address(source, layer, QKV_BIAS, dtype)
                 attend(
-                    source, channel, taken, layer, program, rows, partial, squares, bias, cos, sin,
-                    products[0], fresh_keys, fresh_values, first_key, start, kept, low, high, chunks,
+                    source, channel, zero, taken, layer, program + zero, rows, partial, squares, bias, cos,
+                    sin, products[0], fresh_keys, fresh_values, first_key + zero, start, kept, low, high, chunks,
                     state, maxima, totals, counter, arrivals,
                     dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
                 )  # fmt: skip
@@ -88,48 +101,49 @@ def consume(
                 arrive(counter)
                 arrivals += source.programs
         for second in range(2):
+            zero = unknown_zero(layer + second)
             first_ffn = take_first(channel, taken, dtype, FP8)
             wait(counter, arrivals)
             if second == 0:
                 gain = address(source, layer, FFN_NORM, dtype)
                 residual(
-                    source, rows, hidden, partial, gain, x[2], ffn_scale, squares, True, products[1],
-                    True, FP8, MOST_OUT,
+                    source, zero, rows, hidden, partial, gain, x[2], ffn_scale, squares, True,
+                    products[1], True, FP8, MOST_OUT,
                 )  # fmt: skip
             else:
                 swiglu(
-                    source, partial, squares, x[3], down_scale, products[2], dtype, FP8, MOST_UP,
-                    EPS, LANES,
+                    source, zero, partial, squares, x[3], down_scale, products[2], dtype, FP8,
+                    MOST_UP, EPS, LANES,
                 )  # fmt: skip
             arrive(counter)
             scales = address(source, layer, GATE_UP_SCALE + second, gl.float32)
             n, steps, total = either(products[2], products[3], second)
             taken = multiply(
-                source, channel, taken, keys_taken, first_ffn, scales, partial, n, steps, total,
-                dtype, FP8,
+                source, channel, zero, taken, keys_taken, first_ffn, scales, partial, n, steps,
+                total, dtype, FP8,
             )  # fmt: skip
             arrive(counter)
             arrivals += 2 * source.programs
     wait(counter, arrivals)
     residual(
-        source, rows, hidden, partial, hidden, x[0], ffn_scale, squares, True, products[3],
+        source, unknown_zero(source.layers), rows, hidden, partial, hidden, x[0], ffn_scale, squares, True, products[3],
         False, False, MOST_OUT,
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["layers", "programs", "length", "rows", "chunks", "chunk_keys"])
+@gluon.jit(do_not_specialize=["layers", "length", "rows", "chunks", "chunk_keys"])
 def window_layers_kernel(
     table, places, qkv, attn_out, gate_up, down, keys, values,
     hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
     x_attn, x_out, x_ffn, x_down, x_attn_box, x_out_box, x_ffn_box, x_down_box,
     ffn_scale_box, down_scale_box, ffn_scale, down_scale, partial, squares, state, maxima, totals,
-    counter, layers, programs, length, rows, chunks, chunk_keys,
+    counter, layers, length, rows, chunks, chunk_keys,
     D: gl.constexpr, Q: gl.constexpr, KV: gl.constexpr, F: gl.constexpr, FP8: gl.constexpr,
     BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
     MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr,
-    MOST_CHUNKS: gl.constexpr, IN_FLIGHT: gl.constexpr, EARLY: gl.constexpr,
+    MOST_CHUNKS: gl.constexpr, PROGRAMS: gl.constexpr, IN_FLIGHT: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs,), all resident at once. counter: an int32 zero."""
+    """Grid: (PROGRAMS,), all resident at once. counter: an int32 zero."""
     program = gl.program_id(0)
     head = program // chunks
     chunk = program % chunks
@@ -141,8 +155,8 @@ def window_layers_kernel(
     key_pairs = gl.where(head < Q // HEAD, key_pairs, 0)
     head_row = (head // (Q // KV)) * length + first_key
     source = Source(
-        table, places, head_row, length * (KV // HEAD), key_pairs, program, programs,
-        layers, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
+        table, places, head_row, length * (KV // HEAD), key_pairs, program, layers,
+        PROGRAMS, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
     )  # fmt: skip
     products = (
         Product(D, Q + 2 * KV, False),

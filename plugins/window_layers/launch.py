@@ -155,7 +155,7 @@ class LayerStack:
             self._table, self._places, *self._boxes, *cached,
             hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
             *activations(sizes, hidden), *workspaces(sizes, hidden, self.programs, chunks),
-            len(self.layers), self.programs, length, rows, chunks, chunk_keys,
+            len(self.layers), length, rows, chunks, chunk_keys,
             **constants(sizes, self.programs), num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
 
@@ -204,6 +204,7 @@ def constants(sizes: LayerSizes, programs: int) -> dict[str, object]:
         "MOST_OUT": most_parts(tiles[1], programs),
         "MOST_UP": most_parts(tiles[2], programs),
         "MOST_CHUNKS": max(1, programs // (sizes.query // HEAD)),
+        "PROGRAMS": programs,
         "IN_FLIGHT": IN_FLIGHT,
         "EARLY": EARLY_IN_FLIGHT,
     }

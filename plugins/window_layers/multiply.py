@@ -19,6 +19,7 @@ from lacache_trt.plugins.window_layers.stream import (
     COLUMNS,
     DEPTH,
     FACTORS,
+    FIRST,
     HALF_TILE,
     LINE,
     WARPS,
@@ -78,16 +79,15 @@ def _four(channel, tile, step, index, acc, dtype: gl.constexpr, FP8: gl.constexp
         a = _start(channel, tile, step, zero, dtype, FP8)
         b = _start(channel, tile + 1, step + 1, zero, dtype, FP8)
         c = _start(channel, tile + 2, step + 2, zero, dtype, FP8)
-        d = _start(channel, tile + 3, step + 3, zero, dtype, FP8)
         scale_a = _factor(channel, step, index)
         scale_b = _factor(channel, step + 1, index + 1)
+        a, b = warpgroup_mma_wait(1, deps=[a, b])
+        acc += a * scale_a[None, :] + b * scale_b[None, :]
+        d = _start(channel, tile + 3, step + 3, zero, dtype, FP8)
         scale_c = _factor(channel, step + 2, index + 2)
         scale_d = _factor(channel, step + 3, index + 3)
-        a, b, c, d = warpgroup_mma_wait(0, deps=[a, b, c, d])
-        return acc + (
-            (a * scale_a[None, :] + b * scale_b[None, :])
-            + (c * scale_c[None, :] + d * scale_d[None, :])
-        )
+        c, d = warpgroup_mma_wait(0, deps=[c, d])
+        return acc + (c * scale_c[None, :] + d * scale_d[None, :])
     else:
         a = _start(channel, tile, step, acc, dtype, FP8)
         b = _start(channel, tile + 1, step + 1, a, dtype, FP8)
@@ -117,45 +117,41 @@ def _give_back(channel, tile, step):
 
 @gluon.jit
 def take_first(channel, taken, dtype: gl.constexpr, FP8: gl.constexpr):
-    """The first four tiles of a product, into registers: their slots can be filled again.
+    """The first tiles of a product, into registers: their slots can be filled again.
 
-    Between two products this is room for four more tiles.
+    Between two products this is room for that many more tiles.
     """
     OPERAND: gl.constexpr = gl.DotOperandLayout(
         0, BYTE_PRODUCT if FP8 else HALF_PRODUCT, 4 if FP8 else 2
     )
-    a = _weight(channel, taken, dtype, FP8).load(OPERAND)
-    b = _weight(channel, taken + 1, dtype, FP8).load(OPERAND)
-    c = _weight(channel, taken + 2, dtype, FP8).load(OPERAND)
-    d = _weight(channel, taken + 3, dtype, FP8).load(OPERAND)
+    found = ()
+    for i in gl.static_range(FIRST):
+        found = found + (_weight(channel, taken + i, dtype, FP8).load(OPERAND),)
     gl.thread_barrier()
-    for i in gl.static_range(4):
+    for i in gl.static_range(FIRST):
         mbarrier.arrive(channel.empty.index((taken + i) % DEPTH))
-    return a, b, c, d
+    return found
 
 
 @gluon.jit
 def _multiply_first(channel, step, first, inside, dtype: gl.constexpr, FP8: gl.constexpr):
-    """The products of the first four tiles: (sum over `inside` of them, sum over the others)."""
+    """The products of the first tiles: (sum over `inside` of them, sum over the others)."""
     LAYOUT: gl.constexpr = BYTE_PRODUCT if FP8 else HALF_PRODUCT
     zero = gl.zeros([COLUMNS, ROWS], gl.float32, LAYOUT)
     found = ()
-    for i in gl.static_range(4):
+    for i in gl.static_range(FIRST):
         rows = _rows(channel, step + i, dtype, FP8)
         found = found + (warpgroup_mma(first[i], rows, zero, use_acc=False, is_async=True),)
-    a, b, c, d = warpgroup_mma_wait(0, deps=[found[0], found[1], found[2], found[3]])
-    if FP8:
-        a = a * _factor(channel, step, 0)[None, :]
-        b = b * _factor(channel, step + 1, 1)[None, :]
-        c = c * _factor(channel, step + 2, 2)[None, :]
-        d = d * _factor(channel, step + 3, 3)[None, :]
-    here = (a + gl.where(inside > 1, b, zero)) + (
-        gl.where(inside > 2, c, zero) + gl.where(inside > 3, d, zero)
-    )
-    beyond = (gl.where(inside > 1, zero, b) + gl.where(inside > 2, zero, c)) + gl.where(
-        inside > 3, zero, d
-    )
-    for i in gl.static_range(4):
+    found = warpgroup_mma_wait(0, deps=found)
+    here = zero
+    beyond = zero
+    for i in gl.static_range(FIRST):
+        part = found[i]
+        if FP8:
+            part = part * _factor(channel, step + i, i)[None, :]
+        here = here + gl.where(inside > i, part, zero)
+        beyond = beyond + gl.where(inside > i, zero, part)
+    for i in gl.static_range(FIRST):
         mbarrier.arrive(channel.x_empty.index((step + i) % X_DEPTH))
     return here, beyond
 
@@ -180,23 +176,24 @@ def _accumulate(channel, tile, step, count, index, acc, dtype: gl.constexpr, FP8
 
 
 @gluon.jit
-def _store_part(acc, part, column_tile, partial, N, LAYOUT: gl.constexpr):
-    """Write part number `part` of a tile of columns."""
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT))
-    target = partial + (part * ROWS * N + column_tile * COLUMNS)
+def _store_part(acc, source, zero, tile, partial, N, STEPS, TOTAL, LAYOUT: gl.constexpr):
+    """Write this program's part of a tile of columns."""
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT)) + zero
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT)) + zero
+    part = source.program - owner(TOTAL, tile * STEPS, source.programs)
+    target = partial + (part * ROWS * N + tile * COLUMNS)
     gl.store(target + (row * N)[None, :] + column[:, None], acc)
 
 
 @gluon.jit
 def multiply(
-    source, channel, taken, keys_taken, first, w_scale, partial, N, STEPS, TOTAL,
+    source, channel, zero, taken, keys_taken, first, w_scale, partial, N, STEPS, TOTAL,
     dtype: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """This program's parts of partial[i, row, n] = sum_k weight[k, n] x[row, k].
 
     `taken` tiles of the stream were taken before, `keys_taken` of them keys and values; returns how
-    many have been then. `first` are the first four of this product, whose shape is N, STEPS and
+    many have been then. `first` are the first of this product, whose shape is N, STEPS and
     TOTAL as in `Product`. FP8: w_scale [N / 128, K / 128].
     """
     LAYOUT: gl.constexpr = BYTE_PRODUCT if FP8 else HALF_PRODUCT
@@ -209,18 +206,20 @@ def multiply(
     inside = STEPS - begin % STEPS
     acc, beyond = _multiply_first(channel, taken - keys_taken, first, inside, dtype, FP8)
     column = begin // STEPS
-    position = begin + 4
+    position = begin + FIRST
+    if inside < FIRST:
+        _store_part(acc, source, zero, column, partial, N, STEPS, TOTAL, LAYOUT)
+        acc = beyond
+        column += 1
     while column * STEPS < end:
         stop = gl.minimum((column + 1) * STEPS, end)
-        count = gl.maximum(stop - position, 0)
+        count = stop - position
         tile = taken + position - begin
         acc = _accumulate(
             channel, tile, tile - keys_taken, count, position - begin, acc, dtype, FP8
         )  # fmt: skip
-        part = source.program - owner(TOTAL, column * STEPS, source.programs)
-        _store_part(acc, part, column, partial, N, LAYOUT)
-        acc = beyond
-        beyond = gl.zeros([COLUMNS, ROWS], gl.float32, LAYOUT)
-        position += count
+        _store_part(acc, source, zero, column, partial, N, STEPS, TOTAL, LAYOUT)
+        acc = gl.zeros([COLUMNS, ROWS], gl.float32, LAYOUT)
+        position = stop
         column += 1
     return taken + end - begin

@@ -50,7 +50,7 @@ def quantise(values):
 
 @gluon.jit
 def residual(
-    source, rows, hidden, partial, gain, out, out_scale, squares, merge, product,
+    source, zero, rows, hidden, partial, gain, out, out_scale, squares, merge, product,
     NORM: gl.constexpr, FP8: gl.constexpr, MOST: gl.constexpr,
 ):  # fmt: skip
     """hidden += the product before it (with `merge`); with NORM, out = hidden * gain.
@@ -62,9 +62,9 @@ def residual(
     D: gl.constexpr = source.D
     PIECES: gl.constexpr = ROWS // 8
     dtype: gl.constexpr = hidden.dtype.element_ty
-    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE))
-    inside = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))
-    for unit in range(source.program, D // COLUMNS * PIECES, source.programs):
+    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE)) + zero
+    inside = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)) + zero
+    for unit in range(source.program + zero, D // COLUMNS * PIECES, source.programs):
         tile = unit // PIECES
         row = unit % PIECES * 8 + lane
         keep = (row < rows)[:, None]
@@ -113,7 +113,7 @@ def _silu_times(gate, up, dtype: gl.constexpr):
 
 @gluon.jit
 def swiglu(
-    source, partial, squares, out, out_scale, product, dtype: gl.constexpr, FP8: gl.constexpr,
+    source, zero, partial, squares, out, out_scale, product, dtype: gl.constexpr, FP8: gl.constexpr,
     MOST: gl.constexpr, EPS: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
     """out = silu(gate) * up, quantised with FP8. A unit is eight rows of 128 columns.
@@ -123,9 +123,9 @@ def swiglu(
     F: gl.constexpr = source.F
     PIECES: gl.constexpr = ROWS // 8
     UNITS: gl.constexpr = F // COLUMNS * PIECES
-    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE))
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))[None, :]
-    for first in range(source.program, UNITS, 3 * source.programs):
+    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE)) + zero
+    column = (gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)) + zero)[None, :]
+    for first in range(source.program + zero, UNITS, 3 * source.programs):
         gates = ()
         ups = ()
         for i in gl.static_range(3):
@@ -152,7 +152,7 @@ def swiglu(
 
 @gluon.jit
 def rope_head(
-    source, head, partial, factor, bias, cosine, sine, product, dtype: gl.constexpr,
+    source, zero, head, partial, factor, bias, cosine, sine, product, dtype: gl.constexpr,
     BIAS: gl.constexpr, ROTATE: gl.constexpr, MOST: gl.constexpr,
 ):  # fmt: skip
     """Both halves [32, 64] of a head of the fused projection: q, k or v, the first two after RoPE.
@@ -160,8 +160,8 @@ def rope_head(
     factor [32, 1]: what the norm divides by; cosine and sine [32, 64].
     """
     HALF: gl.constexpr = HEAD // 2
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD))[:, None]
-    column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD))
+    row = (gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD)) + zero)[:, None]
+    column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD)) + zero
     left = sum_of_tile(source, partial, head, row, column[None, :], product, MOST)
     right = sum_of_tile(source, partial, head, row, (HALF + column)[None, :], product, MOST)
     left = (left * factor).to(dtype)
@@ -179,13 +179,13 @@ def rope_head(
 
 
 @gluon.jit
-def merge_heads(source, rows, state, maxima, totals, out, states, MOST: gl.constexpr):
+def merge_heads(source, zero, rows, state, maxima, totals, out, states, MOST: gl.constexpr):
     """out [32, Q]: the states of every head, combined. A unit is eight rows of a head."""
     HEADS: gl.constexpr = source.Q // HEAD
     dtype: gl.constexpr = out.dtype.element_ty
-    column = gl.arange(0, HEAD, gl.SliceLayout(0, TILE))
-    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE))
-    for unit in range(source.program, HEADS * (ROWS // 8), source.programs):
+    column = gl.arange(0, HEAD, gl.SliceLayout(0, TILE)) + zero
+    lane = gl.arange(0, 8, gl.SliceLayout(1, TILE)) + zero
+    for unit in range(source.program + zero, HEADS * (ROWS // 8), source.programs):
         head = unit // (ROWS // 8)
         row = unit % (ROWS // 8) * 8 + lane
         first = head * states * ROWS + row

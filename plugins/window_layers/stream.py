@@ -33,6 +33,7 @@ TABLE_COLUMNS = gl.constexpr(5)
 
 DEPTH = gl.constexpr(12)
 X_DEPTH = gl.constexpr(6)
+FIRST = gl.constexpr(4)
 ARRIVALS = gl.constexpr(9)
 TILE_BYTES = gl.constexpr(16384)
 FACTORS = gl.constexpr(64)
@@ -61,8 +62,8 @@ class Source:
     layer_rows: gl.tensor
     key_pairs: gl.tensor
     program: gl.tensor
-    programs: gl.tensor
     layers: gl.tensor
+    programs: gl.constexpr
     D: gl.constexpr
     Q: gl.constexpr
     KV: gl.constexpr
@@ -73,8 +74,8 @@ class Source:
 
     @gluon.constexpr_function
     def __init__(
-        self, table, places, head_row, layer_rows, key_pairs, program, programs,
-        layers, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
+        self, table, places, head_row, layer_rows, key_pairs, program, layers,
+        programs, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
     ):  # fmt: skip
         self.table = table
         self.places = places
@@ -82,8 +83,8 @@ class Source:
         self.layer_rows = layer_rows
         self.key_pairs = key_pairs
         self.program = program
-        self.programs = programs
         self.layers = layers
+        self.programs = gl.constexpr(programs)
         self.D = gl.constexpr(D)
         self.Q = gl.constexpr(Q)
         self.KV = gl.constexpr(KV)
