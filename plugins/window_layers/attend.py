@@ -38,13 +38,13 @@ LINES = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [WARPS.value, 1], [1, 0])
 
 
 @gluon.jit
-def _half(channel, place: gl.constexpr, dtype: gl.constexpr):
+def _half(channel, place, dtype: gl.constexpr):
     """Slot `place` of the ring of activations as [32, 64]."""
     return channel.x_ring.index(place)._reinterpret(dtype, [ROWS, HEAD // 2], HALF_TILE)
 
 
 @gluon.jit
-def _head(channel, place: gl.constexpr, dtype: gl.constexpr):
+def _head(channel, place, dtype: gl.constexpr):
     """Slots 2 place and 2 place + 1 as [32, 128], the left half in the first."""
     heads = channel.x_ring._reinterpret(dtype, [X_DEPTH // 2, ROWS, HEAD], HALF_TILE)
     return heads.index(place)
@@ -79,7 +79,7 @@ def _masked(scores, first, start, kept, low, high):
 
 @gluon.jit
 def _absorb(
-    channel, taken, first, start, kept, low, high, maximum, total, acc, dtype: gl.constexpr,
+    channel, zero, taken, first, start, kept, low, high, maximum, total, acc, dtype: gl.constexpr,
     SCALE: gl.constexpr,
 ):  # fmt: skip
     """The state after the 128 cached columns from `first`; gives their four tiles back.
@@ -90,7 +90,7 @@ def _absorb(
     scores = gl.zeros([COLUMNS_OF_PAIR, ROWS], gl.float32, STATE)
     for half in gl.static_range(2):
         keys = _tile(channel, taken + half, [COLUMNS_OF_PAIR, HEAD // 2], dtype)
-        queries = _half(channel, half, dtype).permute((1, 0))
+        queries = _half(channel, zero + half, dtype).permute((1, 0))
         scores = warpgroup_mma(keys, queries, scores, use_acc=half > 0, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     scores = _masked(scores * SCALE, first, start, kept, low, high)
@@ -100,7 +100,7 @@ def _absorb(
     weights = gl.exp2(scores - anchor[None, :])
     total = total * decay[None, :] + weights
     acc = acc * decay[None, :]
-    _head(channel, 1, dtype).permute((1, 0)).store(weights.to(dtype))
+    _head(channel, zero + 1, dtype).permute((1, 0)).store(weights.to(dtype))
     values = _tile(channel, taken + 2, [TILE_KEYS, HEAD], dtype)
     values2 = _tile(channel, taken + 3, [TILE_KEYS, HEAD], dtype)
     if (first < low) | (first + COLUMNS_OF_PAIR > high):
@@ -109,10 +109,10 @@ def _absorb(
     fence_async_shared()
     gl.thread_barrier()
     acc = warpgroup_mma(
-        values.permute((1, 0)), _half(channel, 2, dtype).permute((1, 0)), acc, is_async=True
+        values.permute((1, 0)), _half(channel, zero + 2, dtype).permute((1, 0)), acc, is_async=True
     )
     acc = warpgroup_mma(
-        values2.permute((1, 0)), _half(channel, 3, dtype).permute((1, 0)), acc, is_async=True
+        values2.permute((1, 0)), _half(channel, zero + 3, dtype).permute((1, 0)), acc, is_async=True
     )
     acc = warpgroup_mma_wait(0, deps=[acc])
     gl.thread_barrier()
@@ -133,8 +133,8 @@ def _attend_cached(
     for pair in range(source.key_pairs):
         first = first_key + pair * (2 * TILE_KEYS)
         maximum, total, acc = _absorb(
-            channel, taken + 4 * pair, first, start, kept, low, high, maximum, total, acc, dtype,
-            SCALE,
+            channel, zero, taken + 4 * pair, first, start, kept, low, high, maximum, total, acc,
+            dtype, SCALE,
         )  # fmt: skip
     row = gl.arange(0, ROWS, gl.SliceLayout(0, STATE)) + zero
     inside = gl.arange(0, HEAD, gl.SliceLayout(1, STATE)) + zero
@@ -157,13 +157,13 @@ def _attend_own(
     if keep_them:
         place = (row * HEAD)[:, None] + column[None, :]
         real = (row < rows)[:, None]
-        gl.store(fresh_keys + place, _head(channel, 1, dtype).load(LINES), mask=real)
-        gl.store(fresh_values + place, _head(channel, 2, dtype).load(LINES), mask=real)
-    queries = _head(channel, 0, dtype).load(LEFT)
-    keys = _head(channel, 1, dtype).permute((1, 0)).load(RIGHT)
+        gl.store(fresh_keys + place, _head(channel, zero + 1, dtype).load(LINES), mask=real)
+        gl.store(fresh_values + place, _head(channel, zero + 2, dtype).load(LINES), mask=real)
+    queries = _head(channel, zero + 0, dtype).load(LEFT)
+    keys = _head(channel, zero + 1, dtype).permute((1, 0)).load(RIGHT)
     # Rows behind the window's may hold anything, and 0 times NaN is NaN.
     line = gl.arange(0, ROWS, gl.SliceLayout(1, RIGHT)) + zero
-    values = gl.where((line < kept)[:, None], _head(channel, 2, dtype).load(RIGHT), 0.0)
+    values = gl.where((line < kept)[:, None], _head(channel, zero + 2, dtype).load(RIGHT), 0.0)
     index = gl.arange(0, ROWS, gl.SliceLayout(0, OWN)) + zero
     keep = (index < kept) & (start + index >= low) & (start + index < high)
     scores = mma_v2(queries, keys, gl.zeros([ROWS, ROWS], gl.float32, OWN))
@@ -209,8 +209,8 @@ def attend(
         left, right = rope_head(
             source, zero, head, partial, factor, bias, cosine, sine, product, dtype, BIAS, True, MOST
         )
-        _half(channel, 0, dtype).store(left)
-        _half(channel, 1, dtype).store(right)
+        _half(channel, zero + 0, dtype).store(left)
+        _half(channel, zero + 1, dtype).store(right)
         if chunk == chunks - 1:
             kv_head = head // (HEADS // KV_HEADS)
             left, right = rope_head(
@@ -221,10 +221,10 @@ def attend(
                 source, zero, HEADS + KV_HEADS + kv_head, partial, factor, bias, cosine, sine,
                 product, dtype, BIAS, False, MOST,
             )  # fmt: skip
-            _half(channel, 2, dtype).store(left)
-            _half(channel, 3, dtype).store(right)
-            _half(channel, 4, dtype).store(left2)
-            _half(channel, 5, dtype).store(right2)
+            _half(channel, zero + 2, dtype).store(left)
+            _half(channel, zero + 3, dtype).store(right)
+            _half(channel, zero + 4, dtype).store(left2)
+            _half(channel, zero + 5, dtype).store(right2)
             gl.thread_barrier()
             fresh = (layer * KV_HEADS + kv_head) * rows * HEAD
             place = head * (chunks + 1) + chunks

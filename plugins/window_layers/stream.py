@@ -186,7 +186,8 @@ def _weight_of_product(source, channel, issued, box, layer, kind, product):
         column = position // product.STEPS
         step = position % product.STEPS
         # The first ones come while the grid finishes the phase before, and leave it more room.
-        under_way = gl.where(position - begin < DEPTH, source.EARLY, source.IN_FLIGHT)
+        early = position - begin < DEPTH + FIRST
+        under_way = gl.where(early, source.EARLY, source.IN_FLIGHT)
         if product.FP8:
             _copy_tile(
                 channel, issued, under_way, box, row + column * COLUMNS, byte + step * 128, 64, 0
