@@ -110,7 +110,8 @@ class Grid:
                 "programs", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
             ),
             Channel=record(
-                "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "x_empty", "factors"
+                "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "x_empty", "go",
+                "factors",
             ),
             Product=product_shape,
             address=self.address,

@@ -28,6 +28,7 @@ from lacache_trt.plugins.window_layers.stream import (
     TILE_KEYS,
     WARPS,
     X_DEPTH,
+    wait_for_tile,
 )
 
 STATE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [WARPS.value, 1], [16, 32, 16]))
@@ -53,8 +54,7 @@ def _head(channel, place, dtype: gl.constexpr):
 @gluon.jit
 def _tile(channel, taken, shape: gl.constexpr, dtype: gl.constexpr):
     """Tile number `taken` once it has arrived."""
-    slot = taken % DEPTH
-    mbarrier.wait(channel.full.index(slot), taken // DEPTH % 2)
+    slot = wait_for_tile(channel, taken)
     return channel.ring.index(slot)._reinterpret(dtype, shape, HALF_TILE)
 
 

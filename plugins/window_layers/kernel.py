@@ -81,6 +81,7 @@ def consume(
                     source, zero, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1
                 )
             arrive(counter)
+            mbarrier.arrive(channel.go.index(0))
             n, steps, total = either(products[0], products[1], second)
             taken = multiply(
                 source, channel, zero, taken, keys_taken, first, squares, partial, n, steps, total,
@@ -116,6 +117,7 @@ def consume(
                     MOST_UP, EPS, LANES,
                 )  # fmt: skip
             arrive(counter)
+            mbarrier.arrive(channel.go.index(0))
             scales = address(source, layer, GATE_UP_SCALE + second, gl.float32)
             n, steps, total = either(products[2], products[3], second)
             taken = multiply(
@@ -169,19 +171,22 @@ def window_layers_kernel(
     x_ring = gl.allocate_shared_memory(gl.int8, [X_DEPTH, ROWS, 128], BYTE_TILE)
     scale_ring = gl.allocate_shared_memory(gl.int8, [X_DEPTH, 1, 4 * ROWS], ROW_SCALES)
     factors = gl.allocate_shared_memory(gl.float32, [FACTORS, 1], LINE)
-    full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
+    full = gl.allocate_shared_memory(gl.int64, [2 * DEPTH, 1], barrier_layout)
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], barrier_layout)
     x_full = gl.allocate_shared_memory(gl.int64, [X_DEPTH, 1], barrier_layout)
     x_empty = gl.allocate_shared_memory(gl.int64, [X_DEPTH, 1], barrier_layout)
-    for i in gl.static_range(DEPTH):
+    go = gl.allocate_shared_memory(gl.int64, [1, 1], barrier_layout)
+    mbarrier.init(go.index(0), count=1)
+    for i in gl.static_range(2 * DEPTH):
         mbarrier.init(full.index(i), count=1)
+    for i in gl.static_range(DEPTH):
         mbarrier.init(empty.index(i), count=1)
     for i in gl.static_range(X_DEPTH):
         mbarrier.init(x_full.index(i), count=1)
         mbarrier.init(x_empty.index(i), count=1)
     fence_async_shared()
     gl.thread_barrier()
-    channel = Channel(ring, x_ring, scale_ring, full, x_full, empty, x_empty, factors)
+    channel = Channel(ring, x_ring, scale_ring, full, x_full, empty, x_empty, go, factors)
     gl.warp_specialize(
         [
             (

@@ -19,9 +19,9 @@ WARPS = 8
 MOST_FACTORS = 64
 FIRST = 4
 """Steps of a product that a program keeps in registers before it begins."""
-IN_FLIGHT = 4
-EARLY_IN_FLIGHT = 2
-"""Copies of tiles under way at once, and of the first ones of a product (chosen on an H200)."""
+IN_FLIGHT = 8
+EARLY_IN_FLIGHT = 3
+"""Copies of half a tile under way at once, in a product and before it (chosen on an H200)."""
 
 
 @dataclass(frozen=True)

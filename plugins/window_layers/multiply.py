@@ -24,6 +24,7 @@ from lacache_trt.plugins.window_layers.stream import (
     LINE,
     WARPS,
     X_DEPTH,
+    wait_for_tile,
 )
 
 HALF_PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [WARPS.value, 1], [16, 32, 16]))
@@ -34,8 +35,7 @@ SCALES = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
 @gluon.jit
 def _weight(channel, tile, dtype: gl.constexpr, FP8: gl.constexpr):
     """A tile [128, k] once it has arrived, as left operand of a product."""
-    slot = tile % DEPTH
-    mbarrier.wait(channel.full.index(slot), tile // DEPTH % 2)
+    slot = wait_for_tile(channel, tile)
     if FP8:
         return channel.ring.index(slot)._reinterpret(gl.float8e4nv, [COLUMNS, 128], BYTE_TILE)
     else:

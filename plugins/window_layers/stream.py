@@ -10,8 +10,9 @@ half of 128 keys, or 64 values. A pair of keys' and a pair of values' tiles hold
 The steps of a product are its tiles of columns times the tiles along k, and each program has a run
 of them.
 
-Copies under way delay everything else that a multiprocessor reads or writes, so only so many are: a
-ring full of tiles that have arrived is worth more than one of tiles asked for.
+Copies under way delay everything else that a multiprocessor reads or writes, a grid's arrival too,
+so only so many are: a ring full of tiles that have arrived is worth more than one of tiles asked
+for.
 """
 
 # mypy: ignore-errors
@@ -53,7 +54,7 @@ ALL_WARPS = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
 class Source:
     """What is constant for a program.
 
-    At most IN_FLIGHT copies of tiles are under way at once, and EARLY of the first of a product.
+    At most IN_FLIGHT copies of half a tile are under way at once, and EARLY between products.
     """
 
     table: gl.tensor
@@ -99,7 +100,8 @@ class Channel:
     """The rings of the stream, and the barriers between those who fill and who empty them.
 
     A tile has arrived behind `full`, the activations of a step behind `x_full`; `empty` and
-    `x_empty` give the slots back. `factors` are the weight's scales of a product's steps.
+    `x_empty` give the slots back. `go` is passed when the program's own share of a product's
+    activations is written. `factors` are the weight's scales of a product's steps.
     """
 
     ring: gl.shared_memory_descriptor
@@ -109,10 +111,11 @@ class Channel:
     x_full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     x_empty: gl.shared_memory_descriptor
+    go: gl.shared_memory_descriptor
     factors: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, ring, x_ring, scale_ring, full, x_full, empty, x_empty, factors):
+    def __init__(self, ring, x_ring, scale_ring, full, x_full, empty, x_empty, go, factors):
         self.ring = ring
         self.x_ring = x_ring
         self.scale_ring = scale_ring
@@ -120,6 +123,7 @@ class Channel:
         self.x_full = x_full
         self.empty = empty
         self.x_empty = x_empty
+        self.go = go
         self.factors = factors
 
 
@@ -159,19 +163,28 @@ def address(source, layer, column, dtype: gl.constexpr):
 def _copy_tile(
     channel, issued, under_way, box, row, byte, ROW_STEP: gl.constexpr, BYTE_STEP: gl.constexpr
 ):  # fmt: skip
-    """Start the copy of a tile once its slot is empty and at most `under_way` are, it included."""
-    before = issued - under_way
-    before_slot = gl.maximum(before, 0) % DEPTH
-    mbarrier.wait(channel.full.index(before_slot), before // DEPTH % 2, pred=before >= 0)
+    """Start the copies of a tile's halves, each when at most `under_way` are, it included."""
     slot = issued % DEPTH
     mbarrier.wait(channel.empty.index(slot), (issued // DEPTH + 1) % 2)
-    arrived = channel.full.index(slot)
     halves = channel.ring._reinterpret(gl.int8, [2 * DEPTH, 64, 128], BYTE_TILE)
-    mbarrier.expect(arrived, TILE_BYTES)
-    tma.async_copy_global_to_shared(box, [row, byte], arrived, halves.index(2 * slot))
-    tma.async_copy_global_to_shared(
-        box, [row + ROW_STEP, byte + BYTE_STEP], arrived, halves.index(2 * slot + 1)
-    )
+    for half in gl.static_range(2):
+        before = 2 * issued + half - under_way
+        before_slot = gl.maximum(before, 0) % (2 * DEPTH)
+        parity = gl.maximum(before, 0) // (2 * DEPTH) % 2
+        mbarrier.wait(channel.full.index(before_slot), parity, pred=before >= 0)
+        arrived = channel.full.index(2 * slot + half)
+        mbarrier.expect(arrived, TILE_BYTES // 2)
+        place = [row + half * ROW_STEP, byte + half * BYTE_STEP]
+        tma.async_copy_global_to_shared(box, place, arrived, halves.index(2 * slot + half))
+
+
+@gluon.jit
+def wait_for_tile(channel, tile):
+    """Wait until both halves of a tile have arrived; returns its slot."""
+    slot = tile % DEPTH
+    for half in gl.static_range(2):
+        mbarrier.wait(channel.full.index(2 * slot + half), tile // DEPTH % 2)
+    return slot
 
 
 @gluon.jit
@@ -213,11 +226,11 @@ def produce(source, channel, products, boxes, keys, values):
         for pair in range(source.key_pairs):
             row = layer * source.layer_rows + source.head_row + pair * (2 * TILE_KEYS)
             for half in range(2):
-                _copy_tile(channel, issued, source.IN_FLIGHT, keys, row, half * 128, TILE_KEYS, 0)
+                _copy_tile(channel, issued, source.EARLY, keys, row, half * 128, TILE_KEYS, 0)
                 issued += 1
             for half in range(2):
                 line = row + half * TILE_KEYS
-                _copy_tile(channel, issued, source.IN_FLIGHT, values, line, 0, 0, 128)
+                _copy_tile(channel, issued, source.EARLY, values, line, 0, 0, 128)
                 issued += 1
         issued = _weight_of_product(source, channel, issued, boxes[1], layer, 1, products[1])
         issued = _weight_of_product(source, channel, issued, boxes[2], layer, 2, products[2])
@@ -239,10 +252,11 @@ def _copy_rows(channel, issued, x, scale, place, product):
 
 
 @gluon.jit
-def _rows_of_product(source, channel, issued, x, scale, product, counter, arrivals):
+def _rows_of_product(source, channel, issued, parity, x, scale, product, counter, arrivals):
     """Copy the activations of what `_weight_of_product` copies, once the grid has written them."""
     begin = first_step(product.TOTAL, source.program, source.programs)
     end = first_step(product.TOTAL, source.program + 1, source.programs)
+    mbarrier.wait(channel.go.index(0), parity)
     wait_to_copy(counter, arrivals * source.programs)
     for position in range(begin, end):
         _copy_rows(channel, issued, x, scale, position % product.STEPS, product)
@@ -260,14 +274,14 @@ def produce_rows(source, channel, products, x, ffn_scale, down_scale, counter):
     for layer in range(source.layers):
         at = layer * ARRIVALS
         issued = _rows_of_product(
-            source, channel, issued, x[0], ffn_scale, products[0], counter, at + 1
+            source, channel, issued, 0, x[0], ffn_scale, products[0], counter, at + 1
         )
         issued = _rows_of_product(
-            source, channel, issued, x[1], ffn_scale, products[1], counter, at + 4
+            source, channel, issued, 1, x[1], ffn_scale, products[1], counter, at + 4
         )
         issued = _rows_of_product(
-            source, channel, issued, x[2], ffn_scale, products[2], counter, at + 6
+            source, channel, issued, 0, x[2], ffn_scale, products[2], counter, at + 6
         )
         issued = _rows_of_product(
-            source, channel, issued, x[3], down_scale, products[3], counter, at + 8
+            source, channel, issued, 1, x[3], down_scale, products[3], counter, at + 8
         )
