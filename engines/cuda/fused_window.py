@@ -1,4 +1,4 @@
-"""All layers but the last of a small window in one persistent kernel per kind of FFN.
+"""The layers of a small window in one persistent kernel per kind of FFN.
 
 A step over 32 tokens reads every weight once and does little else, so what it costs beyond that are
 the gaps between its three hundred kernels. `plugins/window_layers` has none: it streams the weights
@@ -27,11 +27,10 @@ HALVES = ("gate_up", "down")
 
 
 class FusedWindow:
-    """The model's layers but the last, as stacks of equal kind."""
+    """The model's layers, as stacks of equal kind."""
 
     def __init__(self, model: Transformer, multiprocessors: int) -> None:
-        layers = range(model.config.num_layers - 1)
-        runs = groupby(layers, key=lambda layer: f"layers.{layer}.down" in model.fp8)
+        runs = groupby(range(model.config.num_layers), key=lambda layer: f"layers.{layer}.down" in model.fp8)
         self._stacks: list[tuple[slice, LayerStack]] = []
         for fp8, run in runs:
             numbers = list(run)
@@ -71,10 +70,10 @@ def fused_window(model: Transformer) -> FusedWindow | None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
         return None
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    kinds = {f"layers.{layer}.down" in model.fp8 for layer in range(config.num_layers - 1)}
+    kinds = {f"layers.{layer}.down" in model.fp8 for layer in range(config.num_layers)}
     if not all(serves(layer_sizes(model, fp8), multiprocessors) for fp8 in kinds):
         return None
-    return FusedWindow(model, multiprocessors) if kinds else None
+    return FusedWindow(model, multiprocessors)
 
 
 def _whole_ffns(model: Transformer) -> bool:

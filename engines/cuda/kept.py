@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lacache_trt.engines.cuda.fused_window import small_window
 from lacache_trt.engines.cuda.ops import CudaOps
+from lacache_trt.model.columns import rows_of
 from lacache_trt.model.config import ModelConfig
 from lacache_trt.model.programs import Attend, KeyValue, ReuseKVProgram, WindowProgram
 from lacache_trt.model.transformer import Transformer
@@ -24,7 +25,7 @@ from lacache_trt.plugins.rope import kernel as rope_kernel
 from lacache_trt.plugins.window_write import kernel as window_write
 
 Layers = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From the embedded window, cos and sin to the residual before the last layer."""
+"""From the embedded window, cos and sin to the residual behind all layers."""
 
 
 class Kept:
@@ -55,8 +56,7 @@ class Kept:
         into = list(zip(*fresh, strict=True))
         geometry, step = others[:4], others[4:]
         layers = self._fused(columns, geometry[1], geometry[2], fresh)
-        projections = into if layers is None else into[-1:]
-        program = _WindowInPlace(_keeping(self._model, projections), into, layers)
+        program = _WindowInPlace(_keeping(self._model, into), into, layers)
         outputs: tuple[Tensor, ...] = program(
             tokens, columns, *geometry, self.keys, self.values, *step
         )
@@ -66,7 +66,7 @@ class Kept:
     def _fused(
         self, columns: Tensor, valid_from: Tensor, valid_to: Tensor, fresh: KeyValue
     ) -> Layers | None:
-        """All layers but the last of this window as one call, where a kernel serves them."""
+        """All layers of this window as one call, where a kernel serves them."""
         ops = self._model.ops
         if not isinstance(ops, CudaOps) or ops.fused_window is None or not small_window(columns):
             return None
@@ -132,7 +132,7 @@ class _ReuseInPlace(ReuseKVProgram):
 
 
 class _WindowInPlace(WindowProgram):
-    """With `layers`, all layers but the last are one call, which puts their K and V in place."""
+    """With `layers`, all of them are one call, which puts their K and V in place."""
 
     def __init__(
         self,
@@ -144,12 +144,13 @@ class _WindowInPlace(WindowProgram):
         self._into = into
         self._layers = layers
 
-    def _whole_layers(
-        self, layers: range, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    def _finish(
+        self, first_layer: int, hidden: Tensor, positions: Tensor, read: Tensor, attend: Attend
     ) -> tuple[Tensor, list[KeyValue]]:
         if self._layers is None:
-            return super()._whole_layers(layers, hidden, cos, sin, attend)
-        return self._layers(hidden, cos, sin), self._into[: len(layers)]
+            return super()._finish(first_layer, hidden, positions, read, attend)
+        hidden = self._layers(hidden, *self.model.rope_tables(positions))
+        return self.model.head(rows_of(hidden, read)), self._into
 
     def _keep(self, kept: list[KeyValue]) -> tuple[Tensor, ...]:
         _put(kept, self._into)
