@@ -119,9 +119,14 @@ def separate(
             q, k, v, keys[layer], values[layer], window.columns, *window.ranges
         )
 
-    layers = range(model.config.num_layers)
-    program = WindowProgram(model)
-    return program._whole_layers(layers, window.hidden.to(dtype), window.cos, window.sin, attend)
+    last = model.config.num_layers - 1
+    tables = window.cos, window.sin
+    hidden, kept = WindowProgram(model)._whole_layers(
+        range(last), window.hidden.to(dtype), *tables, attend
+    )
+    normed = model.attention_input(last, hidden)
+    q, (k, v) = model.project_q(last, normed, *tables), model.project_kv(last, normed, *tables)
+    return model.after_attention(last, hidden, attend(last, q, k, v)), [*kept, (k, v)]
 
 
 def fused(

@@ -107,11 +107,17 @@ def layer_weights(model: Transformer, layer: int) -> LayerWeights:
     def weight(name: str, kind: str = "weight") -> Tensor:
         return model.weight(f"layers.{layer}.{name}.{kind}")
 
+    def projection(kind: str) -> Tensor:
+        if layer < model.config.num_layers - 1 or layer == 0:
+            return weight("qkv", kind)
+        # Elsewhere the last layer's queries are projected apart: of the rows that the head reads.
+        return torch.cat([weight("q", kind), weight("kv", kind)], dim=-1)
+
     fp8 = f"layers.{layer}.down" in model.fp8
     return LayerWeights(
         attn_norm=weight("attn_norm"),
-        qkv=weight("qkv"),
-        qkv_bias=weight("qkv", "bias") if model.config.qkv_bias else None,
+        qkv=projection("weight"),
+        qkv_bias=projection("bias") if model.config.qkv_bias else None,
         attn_out=weight("attn_out"),
         ffn_norm=weight("ffn_norm"),
         gate_up=weight("gate_up"),
