@@ -62,7 +62,7 @@ def compile_for_hopper(fp8: bool) -> Any:
     types |= dict.fromkeys(("ffn_scale_box", "down_scale_box"), scale_box)
     types |= dict.fromkeys(("cos", "sin", "ffn_scale", "down_scale", "partial"), floats)
     types |= dict.fromkeys(("squares", "state", "maxima", "totals"), floats)
-    numbers = ("layers", "length", "rows", "chunks", "chunk_keys")
+    numbers = ("layers", "length", "rows")
     types |= dict.fromkeys(numbers, "i32")
     sizes = launch.LayerSizes(4096, 4096, 4096, 12288, fp8, False, 1e-5)
     function = kernel.window_layers_kernel

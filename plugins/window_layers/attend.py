@@ -39,6 +39,20 @@ LINES = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [WARPS.value, 1], [1, 0])
 
 
 @gluon.jit
+def share_of_keys(low, high, chunk, CHUNKS: gl.constexpr):
+    """(first column, pairs of tiles of 64 columns) of a chunk of the valid columns.
+
+    The last chunk has the window's own keys as well, which cost as much as a pair.
+    """
+    PAIR: gl.constexpr = 2 * TILE_KEYS
+    begin = low // PAIR
+    pairs = gl.maximum(gl.cdiv(high, PAIR) - begin, 0)
+    first = gl.cdiv(chunk * (pairs + 1), CHUNKS)
+    last = gl.minimum(gl.cdiv((chunk + 1) * (pairs + 1), CHUNKS), pairs)
+    return (begin + first) * PAIR, gl.maximum(last - first, 0)
+
+
+@gluon.jit
 def _half(channel, place, dtype: gl.constexpr):
     """Slot `place` of the ring of activations as [32, 64]."""
     return channel.x_ring.index(place)._reinterpret(dtype, [ROWS, HEAD // 2], HALF_TILE)
@@ -72,9 +86,12 @@ def _clear(tile, first, low, high):
 @gluon.jit
 def _masked(scores, first, start, kept, low, high):
     """Scores [128, 32] of the columns from `first`; -inf outside the valid ones and in the window."""
-    column = first + gl.arange(0, 2 * TILE_KEYS, gl.SliceLayout(1, STATE))
-    keep = (column >= low) & (column < high) & ((column < start) | (column >= start + kept))
-    return gl.where(keep[:, None], scores, float("-inf"))
+    last = first + 2 * TILE_KEYS
+    if (first < low) | (last > high) | ((first < start + kept) & (last > start)):
+        column = first + gl.arange(0, 2 * TILE_KEYS, gl.SliceLayout(1, STATE))
+        keep = (column >= low) & (column < high) & ((column < start) | (column >= start + kept))
+        scores = gl.where(keep[:, None], scores, float("-inf"))
+    return scores
 
 
 @gluon.jit
@@ -115,7 +132,6 @@ def _absorb(
         values2.permute((1, 0)), _half(channel, zero + 3, dtype).permute((1, 0)), acc, is_async=True
     )
     acc = warpgroup_mma_wait(0, deps=[acc])
-    gl.thread_barrier()
     for i in gl.static_range(4):
         mbarrier.arrive(channel.empty.index((taken + i) % DEPTH))
     return new_maximum, total, acc
@@ -183,21 +199,21 @@ def _attend_own(
 @gluon.jit
 def attend(
     source, channel, zero, taken, layer, unit, rows, partial, squares, bias, cos, sin, product,
-    fresh_keys, fresh_values, first_key, start, kept, low, high, chunks, state, maxima, totals,
-    counter, arrivals, dtype: gl.constexpr, BIAS: gl.constexpr, SCALE: gl.constexpr,
-    EPS: gl.constexpr, LANES: gl.constexpr, MOST: gl.constexpr,
+    fresh_keys, fresh_values, first_key, start, kept, low, high, state, maxima, totals, counter,
+    arrivals, dtype: gl.constexpr, BIAS: gl.constexpr, SCALE: gl.constexpr, EPS: gl.constexpr,
+    LANES: gl.constexpr, MOST: gl.constexpr, CHUNKS: gl.constexpr,
 ):  # fmt: skip
-    """The states of chunk number `unit` % chunks of a query head, once the grid has arrived.
+    """The states of chunk number `unit` % CHUNKS of a query head, once the grid has arrived.
 
-    A head has chunks + 1 states, the last of the window's own keys and values; the caller counts
+    A head has CHUNKS + 1 states, the last of the window's own keys and values; the caller counts
     the tiles. Columns [start, start + kept) of the cache are stale and left out. The first query
     head of a key head writes fresh keys and values [layers, Hkv, rows, d].
     """
     HEADS: gl.constexpr = source.Q // HEAD
     KV_HEADS: gl.constexpr = source.KV // HEAD
     HALF: gl.constexpr = HEAD // 2
-    head = unit // chunks
-    chunk = unit % chunks
+    head = unit // CHUNKS
+    chunk = unit % CHUNKS
     row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD)) + zero
     column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD)) + zero
     factor = row_factors(source, squares, row, EPS, LANES, HALF_HEAD)
@@ -211,7 +227,7 @@ def attend(
         )
         _half(channel, zero + 0, dtype).store(left)
         _half(channel, zero + 1, dtype).store(right)
-        if chunk == chunks - 1:
+        if chunk == CHUNKS - 1:
             kv_head = head // (HEADS // KV_HEADS)
             left, right = rope_head(
                 source, zero, HEADS + kv_head, partial, factor, bias, cosine, sine, product, dtype,
@@ -227,7 +243,7 @@ def attend(
             _half(channel, zero + 5, dtype).store(right2)
             gl.thread_barrier()
             fresh = (layer * KV_HEADS + kv_head) * rows * HEAD
-            place = head * (chunks + 1) + chunks
+            place = head * (CHUNKS + 1) + CHUNKS
             _attend_own(
                 channel, zero, rows, start, kept, low, high, fresh_keys + fresh, fresh_values + fresh,
                 head % (HEADS // KV_HEADS) == 0, state + place * (ROWS * HEAD),
@@ -235,7 +251,7 @@ def attend(
             )  # fmt: skip
         fence_async_shared()
         gl.thread_barrier()
-        place = head * (chunks + 1) + chunk
+        place = head * (CHUNKS + 1) + chunk
         _attend_cached(
             source, channel, zero, taken, first_key, start, kept, low, high,
             state + place * (ROWS * HEAD), maxima + place * ROWS, totals + place * ROWS, dtype,

@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from lacache_trt.plugins.window_layers.attend import attend
+from lacache_trt.plugins.window_layers.attend import attend, share_of_keys
 from lacache_trt.plugins.window_layers.grid import ROWS, arrive, wait
 from lacache_trt.plugins.window_layers.multiply import multiply, take_first
 from lacache_trt.plugins.window_layers.phases import merge_heads, residual, swiglu
@@ -22,7 +22,6 @@ from lacache_trt.plugins.window_layers.stream import (
     LINE,
     QKV_BIAS,
     ROW_SCALES,
-    TILE_KEYS,
     X_DEPTH,
     Channel,
     Product,
@@ -48,10 +47,10 @@ def unknown_zero(number):
 def consume(
     source, channel, products, hidden, cos, sin, window_columns, fresh_keys, fresh_values, low,
     high, first_key, x, ffn_scale, down_scale, partial, squares, state, maxima, totals,
-    counter, rows, chunks,
+    counter, rows,
     BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
     MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr,
-    MOST_CHUNKS: gl.constexpr,
+    CHUNKS: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, on the tiles that the other warps bring."""
     FP8: gl.constexpr = source.FP8
@@ -78,7 +77,7 @@ def consume(
                 )  # fmt: skip
             else:
                 merge_heads(
-                    source, zero, rows, state, maxima, totals, x[1], chunks + 1, MOST_CHUNKS + 1
+                    source, zero, rows, state, maxima, totals, x[1], CHUNKS + 1
                 )
             arrive(counter)
             mbarrier.arrive(channel.go.index(0))
@@ -93,9 +92,9 @@ def consume(
                 bias = address(source, layer, QKV_BIAS, dtype)
                 attend(
                     source, channel, zero, taken, layer, program + zero, rows, partial, squares, bias, cos,
-                    sin, products[0], fresh_keys, fresh_values, first_key + zero, start, kept, low, high, chunks,
+                    sin, products[0], fresh_keys, fresh_values, first_key + zero, start, kept, low, high,
                     state, maxima, totals, counter, arrivals,
-                    dtype, BIAS, SCALE, EPS, LANES, MOST_QKV,
+                    dtype, BIAS, SCALE, EPS, LANES, MOST_QKV, CHUNKS,
                 )  # fmt: skip
                 taken += 4 * source.key_pairs
                 keys_taken += 4 * source.key_pairs
@@ -133,27 +132,24 @@ def consume(
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["layers", "length", "rows", "chunks", "chunk_keys"])
+@gluon.jit(do_not_specialize=["layers", "length", "rows"])
 def window_layers_kernel(
     table, places, qkv, attn_out, gate_up, down, keys, values,
     hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
     x_attn, x_out, x_ffn, x_down, x_attn_box, x_out_box, x_ffn_box, x_down_box,
     ffn_scale_box, down_scale_box, ffn_scale, down_scale, partial, squares, state, maxima, totals,
-    counter, layers, length, rows, chunks, chunk_keys,
+    counter, layers, length, rows,
     D: gl.constexpr, Q: gl.constexpr, KV: gl.constexpr, F: gl.constexpr, FP8: gl.constexpr,
     BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
     MOST_QKV: gl.constexpr, MOST_OUT: gl.constexpr, MOST_UP: gl.constexpr,
-    MOST_CHUNKS: gl.constexpr, PROGRAMS: gl.constexpr, IN_FLIGHT: gl.constexpr, EARLY: gl.constexpr,
+    CHUNKS: gl.constexpr, PROGRAMS: gl.constexpr, IN_FLIGHT: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Grid: (PROGRAMS,), all resident at once. counter: an int32 zero."""
     program = gl.program_id(0)
-    head = program // chunks
-    chunk = program % chunks
+    head = program // CHUNKS
     low = gl.load(valid_from)
     high = gl.minimum(gl.load(valid_to), length)
-    first_key = chunk * chunk_keys
-    last_key = gl.minimum(first_key + chunk_keys, high)
-    key_pairs = gl.cdiv(gl.maximum(last_key - first_key, 0), 2 * TILE_KEYS)
+    first_key, key_pairs = share_of_keys(low, high, program % CHUNKS, CHUNKS)
     key_pairs = gl.where(head < Q // HEAD, key_pairs, 0)
     head_row = (head // (Q // KV)) * length + first_key
     source = Source(
@@ -195,8 +191,8 @@ def window_layers_kernel(
                     source, channel, products, hidden, cos, sin, window_columns, fresh_keys,
                     fresh_values, low, high, first_key,
                     (x_attn, x_out, x_ffn, x_down), ffn_scale, down_scale, partial, squares,
-                    state, maxima, totals, counter, rows, chunks, BIAS, EPS, SCALE, LANES,
-                    MOST_QKV, MOST_OUT, MOST_UP, MOST_CHUNKS,
+                    state, maxima, totals, counter, rows, BIAS, EPS, SCALE, LANES, MOST_QKV, MOST_OUT,
+                    MOST_UP, CHUNKS,
                 ),
             ),
             (produce, (source, channel, products, (qkv, attn_out, gate_up, down), keys, values)),

@@ -72,6 +72,11 @@ def programs_for(sizes: LayerSizes, multiprocessors: int) -> int:
     return min(multiprocessors, *(tiles * steps // FIRST for tiles, steps in sizes.products()))
 
 
+def chunks(sizes: LayerSizes, programs: int) -> int:
+    """Parts of the cached columns per query head, one program each."""
+    return programs // (sizes.query // HEAD)
+
+
 def serves(sizes: LayerSizes, multiprocessors: int) -> bool:
     """Whether the kernel can run layers of these sizes on a device of so many multiprocessors."""
     widths = (sizes.hidden, sizes.query, sizes.key_value, sizes.intermediate)
@@ -149,13 +154,12 @@ class LayerStack:
         from lacache_trt.plugins.window_layers.kernel import window_layers_kernel
 
         sizes, rows, length = self.sizes, hidden.shape[1], keys.shape[3]
-        chunks, chunk_keys = key_chunks(sizes, self.programs, length)
         cached = (box(tensor.view(-1, HEAD), TILE_KEYS) for tensor in (keys, values))
         window_layers_kernel[(self.programs,)](
             self._table, self._places, *self._boxes, *cached,
             hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
-            *activations(sizes, hidden), *workspaces(sizes, hidden, self.programs, chunks),
-            len(self.layers), length, rows, chunks, chunk_keys,
+            *activations(sizes, hidden), *workspaces(sizes, hidden, self.programs),
+            len(self.layers), length, rows,
             **constants(sizes, self.programs), num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
 
@@ -176,9 +180,9 @@ def activations(sizes: LayerSizes, like: Tensor) -> list[object]:
     return [*x, *boxes, *(scale_box(scale) for scale in scales), *scales]
 
 
-def workspaces(sizes: LayerSizes, like: Tensor, programs: int, chunks: int) -> list[Tensor]:
+def workspaces(sizes: LayerSizes, like: Tensor, programs: int) -> list[Tensor]:
     """Partial sums, sums of squares, states of the attention, and the grid's counter."""
-    states = sizes.query // HEAD * (chunks + 1)
+    states = sizes.query // HEAD * (chunks(sizes, programs) + 1)
     shapes = (
         (sizes.partial_elements(programs),), (sizes.hidden // 128, ROWS),
         (states, ROWS, HEAD), (states, ROWS), (states, ROWS),
@@ -203,23 +207,11 @@ def constants(sizes: LayerSizes, programs: int) -> dict[str, object]:
         "MOST_QKV": most_parts(tiles[0], programs),
         "MOST_OUT": most_parts(tiles[1], programs),
         "MOST_UP": most_parts(tiles[2], programs),
-        "MOST_CHUNKS": max(1, programs // (sizes.query // HEAD)),
+        "CHUNKS": chunks(sizes, programs),
         "PROGRAMS": programs,
         "IN_FLIGHT": IN_FLIGHT,
         "EARLY": EARLY_IN_FLIGHT,
     }
-
-
-def key_chunks(sizes: LayerSizes, programs: int, length: int) -> tuple[int, int]:
-    """(chunks of the columns per head, cached columns of each but the last).
-
-    The last one also has the window's own keys, and no cached ones if it can be spared.
-    """
-    possible = max(1, programs // (sizes.query // HEAD))
-    most = 2 * TILE_KEYS
-    each = ceil_div(ceil_div(length, possible), most) * most
-    used = ceil_div(length, each)
-    return min(used + 1, possible), each
 
 
 def box(tensor: Tensor, rows: int) -> object:

@@ -179,7 +179,7 @@ def rope_head(
 
 
 @gluon.jit
-def merge_heads(source, zero, rows, state, maxima, totals, out, states, MOST: gl.constexpr):
+def merge_heads(source, zero, rows, state, maxima, totals, out, STATES: gl.constexpr):
     """out [32, Q]: the states of every head, combined. A unit is eight rows of a head."""
     HEADS: gl.constexpr = source.Q // HEAD
     dtype: gl.constexpr = out.dtype.element_ty
@@ -188,24 +188,18 @@ def merge_heads(source, zero, rows, state, maxima, totals, out, states, MOST: gl
     for unit in range(source.program + zero, HEADS * (ROWS // 8), source.programs):
         head = unit // (ROWS // 8)
         row = unit % (ROWS // 8) * 8 + lane
-        first = head * states * ROWS + row
+        first = head * STATES * ROWS + row
         largest = gl.load(maxima + first)
-        for i in gl.static_range(1, MOST):
-            found = gl.load(
-                maxima + first + i * ROWS, mask=lane * 0 + i < states, other=float("-inf")
-            )
-            largest = gl.maximum(largest, found)
+        for i in gl.static_range(1, STATES):
+            largest = gl.maximum(largest, gl.load(maxima + first + i * ROWS))
         anchor = gl.where(largest == float("-inf"), 0.0, largest)
         total = gl.zeros([8], gl.float32, gl.SliceLayout(1, TILE))
         acc = gl.zeros([8, HEAD], gl.float32, TILE)
-        for i in gl.static_range(MOST):
-            some = lane * 0 + i < states
-            found = gl.load(maxima + first + i * ROWS, mask=some, other=float("-inf"))
-            factor = gl.exp2(found - anchor)
-            total += gl.load(totals + first + i * ROWS, mask=some, other=0.0) * factor
+        for i in gl.static_range(STATES):
+            factor = gl.exp2(gl.load(maxima + first + i * ROWS) - anchor)
+            total += gl.load(totals + first + i * ROWS) * factor
             place = state + (first + i * ROWS)[:, None] * HEAD + column[None, :]
-            partial = gl.load(place, mask=some[:, None], other=0.0)
-            acc += partial * factor[:, None]
+            acc += gl.load(place) * factor[:, None]
         value = acc * gl.where(total > 0.0, 1.0 / total, 0.0)[:, None]
         target = out + (row * source.Q)[:, None] + (head * HEAD + column)[None, :]
         gl.store(target, value.to(dtype), mask=(row < rows)[:, None])
