@@ -56,7 +56,7 @@ def compile_for_hopper(fp8: bool) -> Any:
     types |= {"table": "*i64", "places": "*i32", "counter": "*i32"}
     types |= dict.fromkeys(("window_columns", "valid_from", "valid_to"), "*i32")
     types |= dict.fromkeys(("qkv", "attn_out", "gate_up", "down", "keys", "values"), weight_box)
-    types |= dict.fromkeys(("hidden", "fresh_keys", "fresh_values", "x_attn", "x_out"), half)
+    types |= dict.fromkeys(("hidden", "kept_keys", "kept_values", "x_attn", "x_out"), half)
     types |= dict.fromkeys(("x_ffn", "x_down"), "*fp8e4nv" if fp8 else half)
     types |= dict.fromkeys(("x_attn_box", "x_out_box", "x_ffn_box", "x_down_box"), rows_box)
     types |= dict.fromkeys(("ffn_scale_box", "down_scale_box"), scale_box)

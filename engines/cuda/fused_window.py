@@ -30,7 +30,8 @@ class FusedWindow:
     """The model's layers, as stacks of equal kind."""
 
     def __init__(self, model: Transformer, multiprocessors: int) -> None:
-        runs = groupby(range(model.config.num_layers), key=lambda layer: f"layers.{layer}.down" in model.fp8)
+        layers = range(model.config.num_layers)
+        runs = groupby(layers, key=lambda layer: f"layers.{layer}.down" in model.fp8)
         self._stacks: list[tuple[slice, LayerStack]] = []
         for fp8, run in runs:
             numbers = list(run)
@@ -43,17 +44,16 @@ class FusedWindow:
         columns: Tensor,
         ranges: tuple[Tensor, Tensor],
         cached: tuple[Tensor, Tensor],
-        fresh: tuple[Tensor, Tensor],
         hidden: Tensor,
         cos: Tensor,
         sin: Tensor,
     ) -> Tensor:
-        """The residual [1, W, D] behind the layers; writes their K and V into `fresh`.
+        """The residual [1, W, D] behind the layers; puts their K and V into `cached`.
 
-        `cached` and `fresh` as in `Kept.window`; `ranges` are valid_from and valid_to.
+        `cached`: keys and values [L, 1, Hkv, N, 128]; `ranges` are valid_from and valid_to.
         """
         for layers, stack in self._stacks:
-            kept = (tensor[layers] for tensor in (*cached, *fresh))
+            kept = (tensor[layers] for tensor in cached)
             stack.launch(hidden, cos, sin, columns, *ranges, *kept)
         return hidden
 

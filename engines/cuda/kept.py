@@ -2,8 +2,9 @@
 
 `reuse-kv` writes every layer's K and V where the projection computes them, straight into the cache.
 `window` writes them side by side for the window's columns; its attention reads them there, and at
-the end of the step one kernel puts those of all layers into the cache. A replay of a window step
-gives the same again: it reads nothing of the cache that it writes.
+the end of the step one kernel puts those of all layers into the cache; where one kernel runs all layers, it
+does. A replay of a window step gives the same again: it depends on nothing of the cache that it
+writes.
 """
 
 from __future__ import annotations
@@ -51,27 +52,26 @@ class Kept:
 
         `others`: positions, valid_from, valid_to, block_columns and the step's inputs.
         """
+        geometry, step = others[:4], others[4:]
+        arguments = (tokens, columns, *geometry, self.keys, self.values, *step)
+        layers = self._fused(columns, geometry[1], geometry[2])
+        if layers is not None:
+            outputs: tuple[Tensor, ...] = _WindowAtOnce(self._model, layers)(*arguments)
+            return outputs
         shape = (*self.keys.shape[:3], columns.shape[1], self.keys.shape[4])
         fresh = self.keys.new_empty(shape), self.values.new_empty(shape)
         into = list(zip(*fresh, strict=True))
-        geometry, step = others[:4], others[4:]
-        layers = self._fused(columns, geometry[1], geometry[2], fresh)
-        program = _WindowInPlace(_keeping(self._model, into), into, layers)
-        outputs: tuple[Tensor, ...] = program(
-            tokens, columns, *geometry, self.keys, self.values, *step
-        )
+        outputs = _WindowInPlace(_keeping(self._model, into), into)(*arguments)
         window_write.launch(*fresh, columns, self.keys, self.values)
         return outputs
 
-    def _fused(
-        self, columns: Tensor, valid_from: Tensor, valid_to: Tensor, fresh: KeyValue
-    ) -> Layers | None:
+    def _fused(self, columns: Tensor, valid_from: Tensor, valid_to: Tensor) -> Layers | None:
         """All layers of this window as one call, where a kernel serves them."""
         ops = self._model.ops
         if not isinstance(ops, CudaOps) or ops.fused_window is None or not small_window(columns):
             return None
         ranges, cached = (valid_from, valid_to), (self.keys, self.values)
-        return partial(ops.fused_window.run, columns, ranges, cached, fresh)
+        return partial(ops.fused_window.run, columns, ranges, cached)
 
     def nbytes(self) -> int:
         """Bytes of both."""
@@ -132,26 +132,27 @@ class _ReuseInPlace(ReuseKVProgram):
 
 
 class _WindowInPlace(WindowProgram):
-    """With `layers`, all of them are one call, which puts their K and V in place."""
-
-    def __init__(
-        self,
-        model: Transformer,
-        into: list[KeyValue],
-        layers: Layers | None = None,
-    ) -> None:
+    def __init__(self, model: Transformer, into: list[KeyValue]) -> None:
         super().__init__(model)
         self._into = into
+
+    def _keep(self, kept: list[KeyValue]) -> tuple[Tensor, ...]:
+        _put(kept, self._into)
+        return ()
+
+
+class _WindowAtOnce(WindowProgram):
+    """All layers are one call, which puts their K and V into the cache."""
+
+    def __init__(self, model: Transformer, layers: Layers) -> None:
+        super().__init__(model)
         self._layers = layers
 
     def _finish(
         self, first_layer: int, hidden: Tensor, positions: Tensor, read: Tensor, attend: Attend
     ) -> tuple[Tensor, list[KeyValue]]:
-        if self._layers is None:
-            return super()._finish(first_layer, hidden, positions, read, attend)
         hidden = self._layers(hidden, *self.model.rope_tables(positions))
-        return self.model.head(rows_of(hidden, read)), self._into
+        return self.model.head(rows_of(hidden, read)), []
 
     def _keep(self, kept: list[KeyValue]) -> tuple[Tensor, ...]:
-        _put(kept, self._into)
         return ()

@@ -161,25 +161,26 @@ def _attend_cached(
 
 @gluon.jit
 def _attend_own(
-    channel, zero, rows, start, kept, low, high, fresh_keys, fresh_values, keep_them, state, maxima,
+    channel, zero, start, kept, low, high, kept_keys, kept_values, line, keep_them, state, maxima,
     totals, dtype: gl.constexpr, SCALE: gl.constexpr,
 ):  # fmt: skip
-    """Write the state over the window's own keys and, with `keep_them`, these and their values.
+    """Write the state over the window's own keys.
 
-    Rows from `kept` on are not there.
+    With `keep_them` also these and their values, where the cache has them: from its row number
+    `line` on. Rows from `kept` on are not there.
     """
     row = gl.arange(0, ROWS, gl.SliceLayout(1, LINES)) + zero
     column = gl.arange(0, HEAD, gl.SliceLayout(0, LINES)) + zero
     if keep_them:
-        place = (row * HEAD)[:, None] + column[None, :]
-        real = (row < rows)[:, None]
-        gl.store(fresh_keys + place, _head(channel, zero + 1, dtype).load(LINES), mask=real)
-        gl.store(fresh_values + place, _head(channel, zero + 2, dtype).load(LINES), mask=real)
+        place = ((line + row).to(gl.int64) * HEAD)[:, None] + column[None, :]
+        real = (row < kept)[:, None]
+        gl.store(kept_keys + place, _head(channel, zero + 1, dtype).load(LINES), mask=real)
+        gl.store(kept_values + place, _head(channel, zero + 2, dtype).load(LINES), mask=real)
     queries = _head(channel, zero + 0, dtype).load(LEFT)
     keys = _head(channel, zero + 1, dtype).permute((1, 0)).load(RIGHT)
     # Rows behind the window's may hold anything, and 0 times NaN is NaN.
-    line = gl.arange(0, ROWS, gl.SliceLayout(1, RIGHT)) + zero
-    values = gl.where((line < kept)[:, None], _head(channel, zero + 2, dtype).load(RIGHT), 0.0)
+    own = gl.arange(0, ROWS, gl.SliceLayout(1, RIGHT)) + zero
+    values = gl.where((own < kept)[:, None], _head(channel, zero + 2, dtype).load(RIGHT), 0.0)
     index = gl.arange(0, ROWS, gl.SliceLayout(0, OWN)) + zero
     keep = (index < kept) & (start + index >= low) & (start + index < high)
     scores = mma_v2(queries, keys, gl.zeros([ROWS, ROWS], gl.float32, OWN))
@@ -189,25 +190,25 @@ def _attend_own(
     weights = gl.exp2(scores - anchor[:, None])
     operand = gl.convert_layout(weights.to(dtype), LEFT)
     acc = mma_v2(operand, values, gl.zeros([ROWS, HEAD], gl.float32, OWN))
-    line = gl.arange(0, ROWS, gl.SliceLayout(1, OWN)) + zero
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, OWN)) + zero
     inside = gl.arange(0, HEAD, gl.SliceLayout(0, OWN)) + zero
-    gl.store(state + (line * HEAD)[:, None] + inside[None, :], acc)
-    gl.store(maxima + line, maximum)
-    gl.store(totals + line, gl.sum(weights, 1))
+    gl.store(state + (row * HEAD)[:, None] + inside[None, :], acc)
+    gl.store(maxima + row, maximum)
+    gl.store(totals + row, gl.sum(weights, 1))
 
 
 @gluon.jit
 def attend(
     source, channel, zero, taken, layer, unit, rows, partial, squares, bias, cos, sin, product,
-    fresh_keys, fresh_values, first_key, start, kept, low, high, state, maxima, totals, counter,
+    kept_keys, kept_values, first_key, start, kept, low, high, state, maxima, totals, counter,
     arrivals, dtype: gl.constexpr, BIAS: gl.constexpr, SCALE: gl.constexpr, EPS: gl.constexpr,
     LANES: gl.constexpr, MOST: gl.constexpr, CHUNKS: gl.constexpr,
 ):  # fmt: skip
     """The states of chunk number `unit` % CHUNKS of a query head, once the grid has arrived.
 
     A head has CHUNKS + 1 states, the last of the window's own keys and values; the caller counts
-    the tiles. Columns [start, start + kept) of the cache are stale and left out. The first query
-    head of a key head writes fresh keys and values [layers, Hkv, rows, d].
+    the tiles. Columns [start, start + kept) of the cache are stale and left out: the first query
+    head of a key head writes them meanwhile.
     """
     HEADS: gl.constexpr = source.Q // HEAD
     KV_HEADS: gl.constexpr = source.KV // HEAD
@@ -242,10 +243,11 @@ def attend(
             _half(channel, zero + 4, dtype).store(left2)
             _half(channel, zero + 5, dtype).store(right2)
             gl.thread_barrier()
-            fresh = (layer * KV_HEADS + kv_head) * rows * HEAD
+            length = source.layer_rows // KV_HEADS
             place = head * (CHUNKS + 1) + CHUNKS
             _attend_own(
-                channel, zero, rows, start, kept, low, high, fresh_keys + fresh, fresh_values + fresh,
+                channel, zero, start, kept, low, high, kept_keys, kept_values,
+                layer * source.layer_rows + kv_head * length + start,
                 head % (HEADS // KV_HEADS) == 0, state + place * (ROWS * HEAD),
                 maxima + place * ROWS, totals + place * ROWS, dtype, SCALE,
             )  # fmt: skip

@@ -45,7 +45,7 @@ def unknown_zero(number):
 
 @gluon.jit
 def consume(
-    source, channel, products, hidden, cos, sin, window_columns, fresh_keys, fresh_values, low,
+    source, channel, products, hidden, cos, sin, window_columns, kept_keys, kept_values, low,
     high, first_key, x, ffn_scale, down_scale, partial, squares, state, maxima, totals,
     counter, rows,
     BIAS: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.constexpr,
@@ -92,7 +92,7 @@ def consume(
                 bias = address(source, layer, QKV_BIAS, dtype)
                 attend(
                     source, channel, zero, taken, layer, program + zero, rows, partial, squares, bias, cos,
-                    sin, products[0], fresh_keys, fresh_values, first_key + zero, start, kept, low, high,
+                    sin, products[0], kept_keys, kept_values, first_key + zero, start, kept, low, high,
                     state, maxima, totals, counter, arrivals,
                     dtype, BIAS, SCALE, EPS, LANES, MOST_QKV, CHUNKS,
                 )  # fmt: skip
@@ -134,8 +134,8 @@ def consume(
 
 @gluon.jit(do_not_specialize=["layers", "length", "rows"])
 def window_layers_kernel(
-    table, places, qkv, attn_out, gate_up, down, keys, values,
-    hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
+    table, places, qkv, attn_out, gate_up, down, keys, values, kept_keys, kept_values,
+    hidden, cos, sin, window_columns, valid_from, valid_to,
     x_attn, x_out, x_ffn, x_down, x_attn_box, x_out_box, x_ffn_box, x_down_box,
     ffn_scale_box, down_scale_box, ffn_scale, down_scale, partial, squares, state, maxima, totals,
     counter, layers, length, rows,
@@ -188,8 +188,8 @@ def window_layers_kernel(
             (
                 consume,
                 (
-                    source, channel, products, hidden, cos, sin, window_columns, fresh_keys,
-                    fresh_values, low, high, first_key,
+                    source, channel, products, hidden, cos, sin, window_columns, kept_keys,
+                    kept_values, low, high, first_key,
                     (x_attn, x_out, x_ffn, x_down), ffn_scale, down_scale, partial, squares,
                     state, maxima, totals, counter, rows, BIAS, EPS, SCALE, LANES, MOST_QKV, MOST_OUT,
                     MOST_UP, CHUNKS,

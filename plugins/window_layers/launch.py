@@ -142,14 +142,11 @@ class LayerStack:
         valid_to: Tensor,
         keys: Tensor,
         values: Tensor,
-        fresh_keys: Tensor,
-        fresh_values: Tensor,
     ) -> None:
         """Run the layers on `hidden` [1, W, D] in place.
 
         cos and sin float32 [1, W, 64]; window_columns int32 [1, W]; keys and values [layers, 1,
-        Hkv, N, 128] are read outside the window's columns, fresh ones [layers, 1, Hkv, W, 128]
-        are written. All contiguous.
+        Hkv, N, 128] are read outside the window's columns and written there. All contiguous.
         """
         from lacache_trt.plugins.window_layers.kernel import window_layers_kernel
 
@@ -157,7 +154,7 @@ class LayerStack:
         cached = (box(tensor.view(-1, HEAD), TILE_KEYS) for tensor in (keys, values))
         window_layers_kernel[(self.programs,)](
             self._table, self._places, *self._boxes, *cached,
-            hidden, cos, sin, window_columns, valid_from, valid_to, fresh_keys, fresh_values,
+            keys, values, hidden, cos, sin, window_columns, valid_from, valid_to,
             *activations(sizes, hidden), *workspaces(sizes, hidden, self.programs),
             len(self.layers), length, rows,
             **constants(sizes, self.programs), num_warps=WARPS, launch_cooperative_grid=True,
