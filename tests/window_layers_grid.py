@@ -38,9 +38,11 @@ def record(*names: str) -> Any:
     return lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True)))
 
 
-def product_shape(width: int, columns: int, fp8: bool) -> SimpleNamespace:
+def product_shape(width: int, columns: int, fp8: bool, programs: int) -> SimpleNamespace:
     steps = width // (128 if fp8 else 64)
-    return SimpleNamespace(N=columns, STEPS=steps, TOTAL=columns // 128 * steps, FP8=fp8)
+    tiles = columns // 128
+    most = launch.most_parts(tiles, programs)
+    return SimpleNamespace(N=columns, STEPS=steps, TOTAL=tiles * steps, FP8=fp8, MOST=most)
 
 
 def compile_for_hopper(fp8: bool) -> Any:
@@ -107,7 +109,18 @@ class Grid:
         self.machine.supply(
             Source=record(
                 "table", "places", "head_row", "layer_rows", "key_pairs", "program", "layers",
-                "programs", "D", "Q", "KV", "F", "FP8", "IN_FLIGHT", "EARLY",
+                "PROGRAMS", "IN_FLIGHT", "EARLY",
+            ),
+            Sizes=record(
+                "D", "Q", "KV", "F", "FP8", "BIAS", "EPS", "SCALE", "LANES", "CHUNKS",
+            ),
+            Window=record(
+                "cos", "sin", "kept_keys", "kept_values", "rows", "start", "kept", "low", "high",
+                "first_key",
+            ),
+            Work=record(
+                "hidden", "x_attn", "x_out", "x_ffn", "x_down", "ffn_scale", "down_scale",
+                "partial", "squares", "state", "maxima", "totals", "counter",
             ),
             Channel=record(
                 "ring", "x_ring", "scale_ring", "full", "x_full", "empty", "x_empty", "go",

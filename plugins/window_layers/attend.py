@@ -84,33 +84,35 @@ def _clear(tile, first, low, high):
 
 
 @gluon.jit
-def _masked(scores, first, start, kept, low, high):
+def _masked(window, scores, first):
     """Scores [128, 32] of the columns from `first`; -inf outside the valid ones and in the window."""
     last = first + 2 * TILE_KEYS
-    if (first < low) | (last > high) | ((first < start + kept) & (last > start)):
+    end = window.start + window.kept
+    if (first < window.low) | (last > window.high) | ((first < end) & (last > window.start)):
         column = first + gl.arange(0, 2 * TILE_KEYS, gl.SliceLayout(1, STATE))
-        keep = (column >= low) & (column < high) & ((column < start) | (column >= start + kept))
+        valid = (column >= window.low) & (column < window.high)
+        keep = valid & ((column < window.start) | (column >= end))
         scores = gl.where(keep[:, None], scores, float("-inf"))
     return scores
 
 
 @gluon.jit
 def _absorb(
-    channel, zero, taken, first, start, kept, low, high, maximum, total, acc, dtype: gl.constexpr,
+    channel, window, zero, taken, first, maximum, total, acc, dtype: gl.constexpr,
     SCALE: gl.constexpr,
 ):  # fmt: skip
     """The state after the 128 cached columns from `first`; gives their four tiles back.
 
     `total` [128, 32] has a sum for every 128th key, so that only the maximum crosses warps.
     """
-    COLUMNS_OF_PAIR: gl.constexpr = 2 * TILE_KEYS
-    scores = gl.zeros([COLUMNS_OF_PAIR, ROWS], gl.float32, STATE)
+    PAIR: gl.constexpr = 2 * TILE_KEYS
+    scores = gl.zeros([PAIR, ROWS], gl.float32, STATE)
     for half in gl.static_range(2):
-        keys = _tile(channel, taken + half, [COLUMNS_OF_PAIR, HEAD // 2], dtype)
+        keys = _tile(channel, taken + half, [PAIR, HEAD // 2], dtype)
         queries = _half(channel, zero + half, dtype).permute((1, 0))
         scores = warpgroup_mma(keys, queries, scores, use_acc=half > 0, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    scores = _masked(scores * SCALE, first, start, kept, low, high)
+    scores = _masked(window, scores * SCALE, first)
     new_maximum = gl.maximum(maximum, gl.max(scores, 0))
     anchor = gl.where(new_maximum == float("-inf"), 0.0, new_maximum)
     decay = gl.exp2(maximum - anchor)
@@ -120,17 +122,15 @@ def _absorb(
     _head(channel, zero + 1, dtype).permute((1, 0)).store(weights.to(dtype))
     values = _tile(channel, taken + 2, [TILE_KEYS, HEAD], dtype)
     values2 = _tile(channel, taken + 3, [TILE_KEYS, HEAD], dtype)
-    if (first < low) | (first + COLUMNS_OF_PAIR > high):
-        _clear(values, first, low, high)
-        _clear(values2, first + TILE_KEYS, low, high)
+    if (first < window.low) | (first + PAIR > window.high):
+        _clear(values, first, window.low, window.high)
+        _clear(values2, first + TILE_KEYS, window.low, window.high)
     fence_async_shared()
     gl.thread_barrier()
-    acc = warpgroup_mma(
-        values.permute((1, 0)), _half(channel, zero + 2, dtype).permute((1, 0)), acc, is_async=True
-    )
-    acc = warpgroup_mma(
-        values2.permute((1, 0)), _half(channel, zero + 3, dtype).permute((1, 0)), acc, is_async=True
-    )
+    left = _half(channel, zero + 2, dtype).permute((1, 0))
+    right = _half(channel, zero + 3, dtype).permute((1, 0))
+    acc = warpgroup_mma(values.permute((1, 0)), left, acc, is_async=True)
+    acc = warpgroup_mma(values2.permute((1, 0)), right, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     for i in gl.static_range(4):
         mbarrier.arrive(channel.empty.index((taken + i) % DEPTH))
@@ -138,126 +138,113 @@ def _absorb(
 
 
 @gluon.jit
-def _attend_cached(
-    source, channel, zero, taken, first_key, start, kept, low, high, state, maxima, totals,
-    dtype: gl.constexpr, SCALE: gl.constexpr,
-):  # fmt: skip
-    """Write the state over this unit's tiles: state [32, d], maxima and totals [32]."""
+def _attend_cached(source, sizes, channel, window, work, zero, taken, place):
+    """Write state number `place`, that of the unit's cached columns."""
+    dtype: gl.constexpr = work.hidden.dtype.element_ty
     maximum = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, STATE))
     total = gl.zeros([2 * TILE_KEYS, ROWS], gl.float32, STATE)
     acc = gl.zeros([HEAD, ROWS], gl.float32, STATE)
     for pair in range(source.key_pairs):
-        first = first_key + pair * (2 * TILE_KEYS)
+        first = window.first_key + zero + pair * (2 * TILE_KEYS)
         maximum, total, acc = _absorb(
-            channel, zero, taken + 4 * pair, first, start, kept, low, high, maximum, total, acc,
-            dtype, SCALE,
-        )  # fmt: skip
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, STATE)) + zero
+            channel, window, zero, taken + 4 * pair, first, maximum, total, acc, dtype, sizes.SCALE
+        )
+    row = place * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, STATE)) + zero
     inside = gl.arange(0, HEAD, gl.SliceLayout(1, STATE)) + zero
-    gl.store(state + (row * HEAD)[None, :] + inside[:, None], acc)
-    gl.store(maxima + row, maximum)
-    gl.store(totals + row, gl.sum(total, 0))
+    gl.store(work.state + (row * HEAD)[None, :] + inside[:, None], acc)
+    gl.store(work.maxima + row, maximum)
+    gl.store(work.totals + row, gl.sum(total, 0))
 
 
 @gluon.jit
-def _attend_own(
-    channel, zero, start, kept, low, high, kept_keys, kept_values, line, keep_them, state, maxima,
-    totals, dtype: gl.constexpr, SCALE: gl.constexpr,
-):  # fmt: skip
-    """Write the state over the window's own keys.
-
-    With `keep_them` also these and their values, where the cache has them: from its row number
-    `line` on. Rows from `kept` on are not there.
-    """
+def _keep(channel, window, zero, line, dtype: gl.constexpr):
+    """Put the window's keys and values where the cache has them, from its row number `line` on."""
     row = gl.arange(0, ROWS, gl.SliceLayout(1, LINES)) + zero
     column = gl.arange(0, HEAD, gl.SliceLayout(0, LINES)) + zero
-    if keep_them:
-        place = ((line + row).to(gl.int64) * HEAD)[:, None] + column[None, :]
-        real = (row < kept)[:, None]
-        gl.store(kept_keys + place, _head(channel, zero + 1, dtype).load(LINES), mask=real)
-        gl.store(kept_values + place, _head(channel, zero + 2, dtype).load(LINES), mask=real)
+    place = ((line + row).to(gl.int64) * HEAD)[:, None] + column[None, :]
+    real = (row < window.kept)[:, None]
+    gl.store(window.kept_keys + place, _head(channel, zero + 1, dtype).load(LINES), mask=real)
+    gl.store(window.kept_values + place, _head(channel, zero + 2, dtype).load(LINES), mask=real)
+
+
+@gluon.jit
+def _attend_own(sizes, channel, window, work, zero, place):
+    """Write state number `place`, that of the window's own keys."""
+    dtype: gl.constexpr = work.hidden.dtype.element_ty
     queries = _head(channel, zero + 0, dtype).load(LEFT)
     keys = _head(channel, zero + 1, dtype).permute((1, 0)).load(RIGHT)
     # Rows behind the window's may hold anything, and 0 times NaN is NaN.
     own = gl.arange(0, ROWS, gl.SliceLayout(1, RIGHT)) + zero
-    values = gl.where((own < kept)[:, None], _head(channel, zero + 2, dtype).load(RIGHT), 0.0)
+    rows = _head(channel, zero + 2, dtype).load(RIGHT)
+    values = gl.where((own < window.kept)[:, None], rows, 0.0)
     index = gl.arange(0, ROWS, gl.SliceLayout(0, OWN)) + zero
-    keep = (index < kept) & (start + index >= low) & (start + index < high)
+    column = window.start + index
+    keep = (index < window.kept) & (column >= window.low) & (column < window.high)
     scores = mma_v2(queries, keys, gl.zeros([ROWS, ROWS], gl.float32, OWN))
-    scores = gl.where(keep[None, :], scores * SCALE, float("-inf"))
+    scores = gl.where(keep[None, :], scores * sizes.SCALE, float("-inf"))
     maximum = gl.max(scores, 1)
     anchor = gl.where(maximum == float("-inf"), 0.0, maximum)
     weights = gl.exp2(scores - anchor[:, None])
     operand = gl.convert_layout(weights.to(dtype), LEFT)
     acc = mma_v2(operand, values, gl.zeros([ROWS, HEAD], gl.float32, OWN))
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, OWN)) + zero
+    row = place * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, OWN)) + zero
     inside = gl.arange(0, HEAD, gl.SliceLayout(0, OWN)) + zero
-    gl.store(state + (row * HEAD)[:, None] + inside[None, :], acc)
-    gl.store(maxima + row, maximum)
-    gl.store(totals + row, gl.sum(weights, 1))
+    gl.store(work.state + (row * HEAD)[:, None] + inside[None, :], acc)
+    gl.store(work.maxima + row, maximum)
+    gl.store(work.totals + row, gl.sum(weights, 1))
 
 
 @gluon.jit
-def attend(
-    source, channel, zero, taken, layer, unit, rows, partial, squares, bias, cos, sin, product,
-    kept_keys, kept_values, first_key, start, kept, low, high, state, maxima, totals, counter,
-    arrivals, dtype: gl.constexpr, BIAS: gl.constexpr, SCALE: gl.constexpr, EPS: gl.constexpr,
-    LANES: gl.constexpr, MOST: gl.constexpr, CHUNKS: gl.constexpr,
-):  # fmt: skip
-    """The states of chunk number `unit` % CHUNKS of a query head, once the grid has arrived.
+def attend(source, sizes, channel, window, work, zero, taken, layer, bias, product, arrivals):
+    """This program's states of the attention, once the grid has arrived so often.
 
-    A head has CHUNKS + 1 states, the last of the window's own keys and values; the caller counts
-    the tiles. Columns [start, start + kept) of the cache are stale and left out: the first query
-    head of a key head writes them meanwhile.
+    A program has a chunk of a query head's cached columns, the head's last one the window's own
+    keys and values as well: CHUNKS + 1 states. Columns of the cache that the window stands for are
+    left out; the first query head of a key head writes them meanwhile. The caller counts the tiles.
     """
-    HEADS: gl.constexpr = source.Q // HEAD
-    KV_HEADS: gl.constexpr = source.KV // HEAD
+    HEADS: gl.constexpr = sizes.Q // HEAD
+    KV_HEADS: gl.constexpr = sizes.KV // HEAD
+    GROUP: gl.constexpr = HEADS // KV_HEADS
+    CHUNKS: gl.constexpr = sizes.CHUNKS
     HALF: gl.constexpr = HEAD // 2
-    head = unit // CHUNKS
-    chunk = unit % CHUNKS
+    dtype: gl.constexpr = work.hidden.dtype.element_ty
+    head = (source.program + zero) // CHUNKS
+    chunk = (source.program + zero) % CHUNKS
     row = gl.arange(0, ROWS, gl.SliceLayout(1, HALF_HEAD)) + zero
     column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_HEAD)) + zero
-    factor = row_factors(source, squares, row, EPS, LANES, HALF_HEAD)
-    inside = (gl.minimum(row, rows - 1) * HALF)[:, None] + column[None, :]
-    cosine = gl.load(cos + inside)
-    sine = gl.load(sin + inside)
-    wait(counter, arrivals)
+    factor = row_factors(sizes, work, row, HALF_HEAD)
+    inside = (gl.minimum(row, window.rows - 1) * HALF)[:, None] + column[None, :]
+    cosine = gl.load(window.cos + inside)
+    sine = gl.load(window.sin + inside)
+    wait(work.counter, arrivals)
     if head < HEADS:
         left, right = rope_head(
-            source, zero, head, partial, factor, bias, cosine, sine, product, dtype, BIAS, True, MOST
+            source, sizes, work, zero, head, factor, bias, cosine, sine, product, True
         )
         _half(channel, zero + 0, dtype).store(left)
         _half(channel, zero + 1, dtype).store(right)
         if chunk == CHUNKS - 1:
-            kv_head = head // (HEADS // KV_HEADS)
+            kv_head = head // GROUP
             left, right = rope_head(
-                source, zero, HEADS + kv_head, partial, factor, bias, cosine, sine, product, dtype,
-                BIAS, True, MOST,
+                source, sizes, work, zero, HEADS + kv_head, factor, bias, cosine, sine, product,
+                True,
             )  # fmt: skip
             left2, right2 = rope_head(
-                source, zero, HEADS + KV_HEADS + kv_head, partial, factor, bias, cosine, sine,
-                product, dtype, BIAS, False, MOST,
+                source, sizes, work, zero, HEADS + KV_HEADS + kv_head, factor, bias, cosine, sine,
+                product, False,
             )  # fmt: skip
             _half(channel, zero + 2, dtype).store(left)
             _half(channel, zero + 3, dtype).store(right)
             _half(channel, zero + 4, dtype).store(left2)
             _half(channel, zero + 5, dtype).store(right2)
             gl.thread_barrier()
-            length = source.layer_rows // KV_HEADS
-            place = head * (CHUNKS + 1) + CHUNKS
-            _attend_own(
-                channel, zero, start, kept, low, high, kept_keys, kept_values,
-                layer * source.layer_rows + kv_head * length + start,
-                head % (HEADS // KV_HEADS) == 0, state + place * (ROWS * HEAD),
-                maxima + place * ROWS, totals + place * ROWS, dtype, SCALE,
-            )  # fmt: skip
+            if head % GROUP == 0:
+                line = layer * source.layer_rows + kv_head * (source.layer_rows // KV_HEADS)
+                _keep(channel, window, zero, line + window.start, dtype)
+            _attend_own(sizes, channel, window, work, zero, head * (CHUNKS + 1) + CHUNKS)
         fence_async_shared()
         gl.thread_barrier()
         place = head * (CHUNKS + 1) + chunk
-        _attend_cached(
-            source, channel, zero, taken, first_key, start, kept, low, high,
-            state + place * (ROWS * HEAD), maxima + place * ROWS, totals + place * ROWS, dtype,
-            SCALE,
-        )  # fmt: skip
+        _attend_cached(source, sizes, channel, window, work, zero, taken, place)
     # Before the copies of activations that follow.
     fence_async_shared()

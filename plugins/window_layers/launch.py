@@ -190,7 +190,6 @@ def workspaces(sizes: LayerSizes, like: Tensor, programs: int) -> list[Tensor]:
 
 def constants(sizes: LayerSizes, programs: int) -> dict[str, object]:
     """The kernel's constants."""
-    tiles = [tiles for tiles, _ in sizes.products()]
     return {
         "D": sizes.hidden,
         "Q": sizes.query,
@@ -201,9 +200,6 @@ def constants(sizes: LayerSizes, programs: int) -> dict[str, object]:
         "EPS": sizes.eps,
         "SCALE": HEAD**-0.5 * LOG2_E,
         "LANES": next_power_of_two(sizes.hidden // 128),
-        "MOST_QKV": most_parts(tiles[0], programs),
-        "MOST_OUT": most_parts(tiles[1], programs),
-        "MOST_UP": most_parts(tiles[2], programs),
         "CHUNKS": chunks(sizes, programs),
         "PROGRAMS": programs,
         "IN_FLIGHT": IN_FLIGHT,

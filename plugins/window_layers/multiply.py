@@ -176,29 +176,33 @@ def _accumulate(channel, tile, step, count, index, acc, dtype: gl.constexpr, FP8
 
 
 @gluon.jit
-def _store_part(acc, source, zero, tile, partial, N, STEPS, TOTAL, LAYOUT: gl.constexpr):
+def _store_part(acc, source, work, zero, tile, N, STEPS, TOTAL, LAYOUT: gl.constexpr):
     """Write this program's part of a tile of columns."""
     column = gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT)) + zero
     row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT)) + zero
-    part = source.program - owner(TOTAL, tile * STEPS, source.programs)
-    target = partial + (part * ROWS * N + tile * COLUMNS)
+    part = source.program - owner(TOTAL, tile * STEPS, source.PROGRAMS)
+    target = work.partial + (part * ROWS * N + tile * COLUMNS)
     gl.store(target + (row * N)[None, :] + column[:, None], acc)
 
 
 @gluon.jit
 def multiply(
-    source, channel, zero, taken, keys_taken, first, w_scale, partial, N, STEPS, TOTAL,
-    dtype: gl.constexpr, FP8: gl.constexpr,
+    source, channel, work, zero, taken, keys_taken, first, w_scale, products, second,
+    dtype: gl.constexpr,
 ):  # fmt: skip
     """This program's parts of partial[i, row, n] = sum_k weight[k, n] x[row, k].
 
-    `taken` tiles of the stream were taken before, `keys_taken` of them keys and values; returns how
-    many have been then. `first` are the first of this product, whose shape is N, STEPS and
-    TOTAL as in `Product`. FP8: w_scale [N / 128, K / 128].
+    The product is the first of the two or, if `second` is not 0, the other; `first` are its first
+    tiles. `taken` tiles of the stream were taken before, `keys_taken` of them keys and values;
+    returns how many have been then. FP8: w_scale [N / 128, K / 128].
     """
+    FP8: gl.constexpr = products[0].FP8
     LAYOUT: gl.constexpr = BYTE_PRODUCT if FP8 else HALF_PRODUCT
-    begin = first_step(TOTAL, source.program, source.programs)
-    end = first_step(TOTAL, source.program + 1, source.programs)
+    N = gl.where(second == 0, products[0].N, products[1].N)
+    STEPS = gl.where(second == 0, products[0].STEPS, products[1].STEPS)
+    TOTAL = gl.where(second == 0, products[0].TOTAL, products[1].TOTAL)
+    begin = first_step(TOTAL, source.program, source.PROGRAMS)
+    end = first_step(TOTAL, source.program + 1, source.PROGRAMS)
     if FP8:
         some = gl.minimum(gl.arange(0, FACTORS, SCALES) + begin, end - 1)
         channel.factors._reinterpret(gl.float32, [FACTORS], LINE).store(gl.load(w_scale + some))
@@ -208,7 +212,7 @@ def multiply(
     column = begin // STEPS
     position = begin + FIRST
     if inside < FIRST:
-        _store_part(acc, source, zero, column, partial, N, STEPS, TOTAL, LAYOUT)
+        _store_part(acc, source, work, zero, column, N, STEPS, TOTAL, LAYOUT)
         acc = beyond
         column += 1
     while column * STEPS < end:
@@ -218,7 +222,7 @@ def multiply(
         acc = _accumulate(
             channel, tile, tile - keys_taken, count, position - begin, acc, dtype, FP8
         )  # fmt: skip
-        _store_part(acc, source, zero, column, partial, N, STEPS, TOTAL, LAYOUT)
+        _store_part(acc, source, work, zero, column, N, STEPS, TOTAL, LAYOUT)
         acc = gl.zeros([COLUMNS, ROWS], gl.float32, LAYOUT)
         position = stop
         column += 1

@@ -16,11 +16,9 @@ for.
 """
 
 # mypy: ignore-errors
-# Annotations are values here: an aggregate checks its fields with them.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.language.core import _aggregate as aggregate
 
 from lacache_trt.plugins.window_layers.grid import ROWS, first_step, wait_to_copy
 
@@ -48,108 +46,6 @@ BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 ROW_SCALES = gl.constexpr(gl.NVMMASharedLayout(0, 8, 2))
 LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 ALL_WARPS = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
-
-
-@aggregate
-class Source:
-    """What is constant for a program.
-
-    At most IN_FLIGHT copies of half a tile are under way at once, and EARLY between products.
-    """
-
-    table: gl.tensor
-    places: gl.tensor
-    head_row: gl.tensor
-    layer_rows: gl.tensor
-    key_pairs: gl.tensor
-    program: gl.tensor
-    layers: gl.tensor
-    programs: gl.constexpr
-    D: gl.constexpr
-    Q: gl.constexpr
-    KV: gl.constexpr
-    F: gl.constexpr
-    FP8: gl.constexpr
-    IN_FLIGHT: gl.constexpr
-    EARLY: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, table, places, head_row, layer_rows, key_pairs, program, layers,
-        programs, D, Q, KV, F, FP8, IN_FLIGHT, EARLY,
-    ):  # fmt: skip
-        self.table = table
-        self.places = places
-        self.head_row = head_row
-        self.layer_rows = layer_rows
-        self.key_pairs = key_pairs
-        self.program = program
-        self.layers = layers
-        self.programs = gl.constexpr(programs)
-        self.D = gl.constexpr(D)
-        self.Q = gl.constexpr(Q)
-        self.KV = gl.constexpr(KV)
-        self.F = gl.constexpr(F)
-        self.FP8 = gl.constexpr(FP8)
-        self.IN_FLIGHT = gl.constexpr(IN_FLIGHT)
-        self.EARLY = gl.constexpr(EARLY)
-
-
-@aggregate
-class Channel:
-    """The rings of the stream, and the barriers between those who fill and who empty them.
-
-    A tile has arrived behind `full`, the activations of a step behind `x_full`; `empty` and
-    `x_empty` give the slots back. `go` is passed when the program's own share of a product's
-    activations is written. `factors` are the weight's scales of a product's steps.
-    """
-
-    ring: gl.shared_memory_descriptor
-    x_ring: gl.shared_memory_descriptor
-    scale_ring: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    x_full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-    x_empty: gl.shared_memory_descriptor
-    go: gl.shared_memory_descriptor
-    factors: gl.shared_memory_descriptor
-
-    @gluon.constexpr_function
-    def __init__(self, ring, x_ring, scale_ring, full, x_full, empty, x_empty, go, factors):
-        self.ring = ring
-        self.x_ring = x_ring
-        self.scale_ring = scale_ring
-        self.full = full
-        self.x_full = x_full
-        self.empty = empty
-        self.x_empty = x_empty
-        self.go = go
-        self.factors = factors
-
-
-@aggregate
-class Product:
-    """A product's shape: TOTAL steps, STEPS for each tile of the N columns."""
-
-    N: gl.constexpr
-    STEPS: gl.constexpr
-    TOTAL: gl.constexpr
-    FP8: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, K, N, FP8):
-        steps = K // (128 if FP8 else 64)
-        self.N = gl.constexpr(N)
-        self.STEPS = gl.constexpr(steps)
-        self.TOTAL = gl.constexpr(N // 128 * steps)
-        self.FP8 = gl.constexpr(FP8)
-
-
-@gluon.jit
-def either(a, b, second):
-    """The shape (N, STEPS, TOTAL) of product a or, if second is not 0, of b."""
-    n = gl.where(second == 0, a.N, b.N)
-    return n, gl.where(second == 0, a.STEPS, b.STEPS), gl.where(second == 0, a.TOTAL, b.TOTAL)
 
 
 @gluon.jit
@@ -193,8 +89,8 @@ def _weight_of_product(source, channel, issued, box, layer, kind, product):
     place = source.places + (layer * 4 + kind) * 2
     row = gl.load(place)
     byte = gl.load(place + 1)
-    begin = first_step(product.TOTAL, source.program, source.programs)
-    end = first_step(product.TOTAL, source.program + 1, source.programs)
+    begin = first_step(product.TOTAL, source.program, source.PROGRAMS)
+    end = first_step(product.TOTAL, source.program + 1, source.PROGRAMS)
     for position in range(begin, end):
         column = position // product.STEPS
         step = position % product.STEPS
@@ -254,10 +150,10 @@ def _copy_rows(channel, issued, x, scale, place, product):
 @gluon.jit
 def _rows_of_product(source, channel, issued, parity, x, scale, product, counter, arrivals):
     """Copy the activations of what `_weight_of_product` copies, once the grid has written them."""
-    begin = first_step(product.TOTAL, source.program, source.programs)
-    end = first_step(product.TOTAL, source.program + 1, source.programs)
+    begin = first_step(product.TOTAL, source.program, source.PROGRAMS)
+    end = first_step(product.TOTAL, source.program + 1, source.PROGRAMS)
     mbarrier.wait(channel.go.index(0), parity)
-    wait_to_copy(counter, arrivals * source.programs)
+    wait_to_copy(counter, arrivals * source.PROGRAMS)
     for position in range(begin, end):
         _copy_rows(channel, issued, x, scale, position % product.STEPS, product)
         issued += 1
