@@ -2,9 +2,9 @@
 
 `reuse-kv` writes every layer's K and V where the projection computes them, straight into the cache.
 `window` writes them side by side for the window's columns; its attention reads them there, and at
-the end of the step one kernel puts those of all layers into the cache; where one kernel runs all layers, it
-does. A replay of a window step gives the same again: it depends on nothing of the cache that it
-writes.
+the end of the step one kernel puts those of all layers into the cache; where one kernel runs all
+layers, that one does. A replay of a window step gives the same again: it depends on nothing of the
+cache that it writes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lacache_trt.model.transformer import Transformer
 from lacache_trt.plugins.rope import kernel as rope_kernel
 from lacache_trt.plugins.window_write import kernel as window_write
 
-Layers = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From the embedded window, cos and sin to the residual behind all layers."""
+Layers = Callable[[Tensor, Tensor], Tensor]
+"""From the embedded window and its positions to the residual behind all layers."""
 
 
 class Kept:
@@ -151,7 +151,7 @@ class _WindowAtOnce(WindowProgram):
     def _finish(
         self, first_layer: int, hidden: Tensor, positions: Tensor, read: Tensor, attend: Attend
     ) -> tuple[Tensor, list[KeyValue]]:
-        hidden = self._layers(hidden, *self.model.rope_tables(positions))
+        hidden = self._layers(hidden, positions)
         return self.model.head(rows_of(hidden, read)), []
 
     def _keep(self, kept: list[KeyValue]) -> tuple[Tensor, ...]:

@@ -62,13 +62,24 @@ class Transformer(nn.Module):
         """Embedding rows [B, N, D] of tokens [B, N]."""
         return nn.functional.embedding(tokens, self.weight("embed.weight"))
 
-    def rope_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, N, d / 2] in float32 of position * theta**(-2 i / d)."""
-        half = self.config.head_dim // 2
-        exponents = torch.arange(half, dtype=torch.float32, device=positions.device) / half
-        frequencies = 1.0 / self.config.rope_theta**exponents
+    def rope_tables(
+        self, positions: Tensor, frequencies: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, N, d / 2] in float32 of position * frequency.
+
+        The frequencies are `rope_frequencies`, which a caller may have at hand.
+        """
+        if frequencies is None:
+            frequencies = self.rope_frequencies(positions.device)
         angles = positions[..., None].to(torch.float32) * frequencies
         return angles.cos(), angles.sin()
+
+    def rope_frequencies(self, device: torch.device) -> Tensor:
+        """float32 [d / 2]: theta**(-2 i / d)."""
+        half = self.config.head_dim // 2
+        exponents = torch.arange(half, dtype=torch.float32, device=device) / half
+        frequencies: Tensor = 1.0 / self.config.rope_theta**exponents
+        return frequencies
 
     def attention_input(self, layer: int, hidden: Tensor) -> Tensor:
         """Norm of the residual stream, the input of the layer's projections."""

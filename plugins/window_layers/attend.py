@@ -1,7 +1,7 @@
 """The attention of a window inside the persistent kernel: one chunk of the columns of one head.
 
-The cached keys and values arrive through the stream, 128 columns in four tiles. The window's own are
-computed by the head's last chunk and have a state of their own. A state is that of
+The cached keys and values arrive through the stream, 128 columns in four tiles. The window's own
+are computed by the head's last chunk and have a state of their own. A state is that of
 `attention.stream`, and the scores over the cache are transposed, keys times queries, so that the
 tensor cores take keys and values as they arrive. The ring of activations, which has none to hold
 meanwhile, holds what a product needs in shared memory: slots 0 and 1 the queries, 2 and 3 the
@@ -85,7 +85,7 @@ def _clear(tile, first, low, high):
 
 @gluon.jit
 def _masked(window, scores, first):
-    """Scores [128, 32] of the columns from `first`; -inf outside the valid ones and in the window."""
+    """Scores [128, 32] of the columns from `first`; -inf where not valid or in the window."""
     last = first + 2 * TILE_KEYS
     end = window.start + window.kept
     if (first < window.low) | (last > window.high) | ((first < end) & (last > window.start)):

@@ -5,6 +5,7 @@ the sums of several programs make the tile: partial[i, row, n] of the i-th of th
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005 - kernels know no unpacking
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (

@@ -13,7 +13,7 @@ class Source:
 
     table: addresses of what is not streamed, a row per layer. places: where the weights of a layer
     lie in their boxes. head_row and layer_rows: where the program's keys begin, and the rows of a
-    layer. At most IN_FLIGHT copies of half a tile are under way at once, and EARLY between products.
+    layer. At most IN_FLIGHT copies of half a tile are under way at once, EARLY between products.
     """
 
     table: gl.tensor

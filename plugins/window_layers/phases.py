@@ -6,6 +6,7 @@ next product and whose divisor behind it: one rounding less. `zero` is the kerne
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005 - kernels know no unpacking
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
