@@ -78,9 +78,10 @@ def random_window(
     config = model.config
     shape = (config.num_layers, 1, config.num_kv_heads, length, config.head_dim)
     cached = torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()
-    for tensor in cached:  # nobody may read what is not valid
+    for tensor in cached:  # nothing may depend on what is not valid
         tensor[:, :, :, : valid[0]] = torch.nan
         tensor[:, :, :, valid[1] :] = torch.nan
+        tensor[:, :, :, start : start + rows - pads] = torch.nan
     columns = torch.arange(start, start + rows, dtype=torch.int32)[None]
     columns[:, rows - pads :] = -1 if pads else columns[:, rows - pads :]
     cos, sin = model.rope_tables(columns.clamp(min=0))

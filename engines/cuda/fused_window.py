@@ -12,7 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from lacache_trt.model.transformer import Transformer
+from lacache_trt.model.transformer import Transformer, rope_tables
 from lacache_trt.plugins.window_layers.launch import (
     HEAD,
     ROWS,
@@ -30,7 +30,7 @@ class FusedWindow:
     """The model's layers, as stacks of equal kind."""
 
     def __init__(self, model: Transformer, multiprocessors: int) -> None:
-        self._model = model
+        # Not the model: its ops hold this, and a cycle keeps a closed engine's weights on the device.
         self._frequencies = model.rope_frequencies(model.weight("embed.weight").device)
         layers = range(model.config.num_layers)
         runs = groupby(layers, key=lambda layer: f"layers.{layer}.down" in model.fp8)
@@ -54,7 +54,7 @@ class FusedWindow:
         `columns` and `positions` [1, W]; `ranges` are valid_from and valid_to; `cached` are keys
         and values [L, 1, Hkv, N, 128]; `hidden` [1, W, D] is overwritten.
         """
-        cos, sin = self._model.rope_tables(positions, self._frequencies)
+        cos, sin = rope_tables(positions, self._frequencies)
         for layers, stack in self._stacks:
             kept = (tensor[layers] for tensor in cached)
             stack.launch(hidden, cos, sin, columns, *ranges, *kept)
@@ -70,6 +70,8 @@ def fused_window(model: Transformer) -> FusedWindow | None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
         return None
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    if not all(w.is_contiguous() and w.data_ptr() % 16 == 0 for w in model.weights.values()):
+        return None  # what the TMA needs
     kinds = {f"layers.{layer}.down" in model.fp8 for layer in range(config.num_layers)}
     if not all(serves(layer_sizes(model, fp8), multiprocessors) for fp8 in kinds):
         return None

@@ -22,6 +22,12 @@ from lacache_trt.model.config import (
 from lacache_trt.model.ops import Ops
 
 
+def rope_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [..., d / 2] in float32 of positions [...] times frequencies [d / 2]."""
+    angles = positions[..., None].to(torch.float32) * frequencies
+    return angles.cos(), angles.sin()
+
+
 class Transformer(nn.Module):
     """Parameters named and shaped as in the weights file, and the pieces of a forward pass.
 
@@ -62,17 +68,9 @@ class Transformer(nn.Module):
         """Embedding rows [B, N, D] of tokens [B, N]."""
         return nn.functional.embedding(tokens, self.weight("embed.weight"))
 
-    def rope_tables(
-        self, positions: Tensor, frequencies: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, N, d / 2] in float32 of position * frequency.
-
-        The frequencies are `rope_frequencies`, which a caller may have at hand.
-        """
-        if frequencies is None:
-            frequencies = self.rope_frequencies(positions.device)
-        angles = positions[..., None].to(torch.float32) * frequencies
-        return angles.cos(), angles.sin()
+    def rope_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, N, d / 2] in float32 of position * `rope_frequencies`."""
+        return rope_tables(positions, self.rope_frequencies(positions.device))
 
     def rope_frequencies(self, device: torch.device) -> Tensor:
         """float32 [d / 2]: theta**(-2 i / d)."""

@@ -73,25 +73,38 @@ def _tile(channel, taken, shape: gl.constexpr, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _clear(tile, first, low, high):
-    """Set values outside the valid columns to zero: memory there may hold anything.
+def _usable(window, column):
+    """Whether columns are valid and not the window's: memory of all others may hold anything."""
+    valid = (column >= window.low) & (column < window.high)
+    return valid & ((column < window.start) | (column >= window.start + window.kept))
 
-    Their weights are zero, and 0 times NaN is NaN.
+
+@gluon.jit
+def _all_usable(window, first, COUNT: gl.constexpr):
+    """Whether the columns from `first` are."""
+    last = first + COUNT
+    valid = (first >= window.low) & (last <= window.high)
+    return valid & ((first >= window.start + window.kept) | (last <= window.start))
+
+
+@gluon.jit
+def _values(channel, window, taken, first, dtype: gl.constexpr):
+    """Tile number `taken`: values [64, d] of the columns from `first`, zero where not used.
+
+    Their weights are zero there, and 0 times NaN is NaN.
     """
-    column = first + gl.arange(0, TILE_KEYS, gl.SliceLayout(1, LINES))
-    inside = (column >= low) & (column < high)
-    tile.store(gl.where(inside[:, None], tile.load(LINES), 0.0))
+    tile = _tile(channel, taken, [TILE_KEYS, HEAD], dtype)
+    if not _all_usable(window, first, TILE_KEYS):
+        keep = _usable(window, first + gl.arange(0, TILE_KEYS, gl.SliceLayout(1, LINES)))
+        tile.store(gl.where(keep[:, None], tile.load(LINES), 0.0))
+    return tile
 
 
 @gluon.jit
 def _masked(window, scores, first):
     """Scores [128, 32] of the columns from `first`; -inf where not valid or in the window."""
-    last = first + 2 * TILE_KEYS
-    end = window.start + window.kept
-    if (first < window.low) | (last > window.high) | ((first < end) & (last > window.start)):
-        column = first + gl.arange(0, 2 * TILE_KEYS, gl.SliceLayout(1, STATE))
-        valid = (column >= window.low) & (column < window.high)
-        keep = valid & ((column < window.start) | (column >= end))
+    if not _all_usable(window, first, 2 * TILE_KEYS):
+        keep = _usable(window, first + gl.arange(0, 2 * TILE_KEYS, gl.SliceLayout(1, STATE)))
         scores = gl.where(keep[:, None], scores, float("-inf"))
     return scores
 
@@ -120,11 +133,8 @@ def _absorb(
     total = total * decay[None, :] + weights
     acc = acc * decay[None, :]
     _head(channel, zero + 1, dtype).permute((1, 0)).store(weights.to(dtype))
-    values = _tile(channel, taken + 2, [TILE_KEYS, HEAD], dtype)
-    values2 = _tile(channel, taken + 3, [TILE_KEYS, HEAD], dtype)
-    if (first < window.low) | (first + PAIR > window.high):
-        _clear(values, first, window.low, window.high)
-        _clear(values2, first + TILE_KEYS, window.low, window.high)
+    values = _values(channel, window, taken + 2, first, dtype)
+    values2 = _values(channel, window, taken + 3, first + TILE_KEYS, dtype)
     fence_async_shared()
     gl.thread_barrier()
     left = _half(channel, zero + 2, dtype).permute((1, 0))

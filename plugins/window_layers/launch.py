@@ -80,7 +80,7 @@ def chunks(sizes: LayerSizes, programs: int) -> int:
 def serves(sizes: LayerSizes, multiprocessors: int) -> bool:
     """Whether the kernel can run layers of these sizes on a device of so many multiprocessors."""
     widths = (sizes.hidden, sizes.query, sizes.key_value, sizes.intermediate)
-    if any(width % COLUMNS for width in widths):
+    if any(width % COLUMNS for width in widths) or sizes.query % sizes.key_value:
         return False
     if any(steps < FIRST for _, steps in sizes.products()):
         return False
