@@ -3,9 +3,11 @@
 The canvas of a row is its prompt followed by masks. Blocks of the masked part are denoised from
 left to right. When a block begins, everything outside it is final until it is complete, so `fill`
 computes once what depends on those tokens alone (embeddings, layer 0's q, k, v and its attention
-state; deeper layers mix the block into every token). Each denoising step is then one `reuse`:
-predict the block, let the policy commit some of its positions, emit them. LaCache
-(arXiv 2607.16339), section 3.
+state; deeper layers mix the block into every token). Each denoising step is then one `reuse`: layer
+0 computes the block's rows and continues every other row's softmax from its kept state with the
+block's keys, the layers above run on all rows, and the head predicts the block. That is the whole
+model's result for less than its work. The policy commits some of the positions, which are emitted.
+LaCache (arXiv 2607.16339), section 3.
 
 `cache="prefix"` and `"dual"` are Fast-dLLM's approximations (arXiv 2505.22618) on top: the step
 that begins a block is a full one that also keeps K and V of all layers, and the others run only a
@@ -185,7 +187,8 @@ class Runtime(ClosesOnExit):
     def _step(self, session: Session, batch: Batch) -> StepOutputs:
         """One denoising step: alone, or over the caches, which a fill before it may renew.
 
-        `prefix` and `dual` begin a block with `reuse_kv`, which runs everything, then run windows.
+        `prefix` and `dual` begin a block with `reuse_kv`, a `reuse` that also keeps K and V of all
+        layers, then run windows. `regroup` forms the canvas of the rows still decoding.
         """
         started = filled = time.perf_counter()
         config = batch.config
@@ -235,6 +238,7 @@ class Runtime(ClosesOnExit):
         check_arguments(config, raw, cancel, self.engine)
         self.limits.check_batch(len(prompts), self.engine)
         model = self.engine.config
+        # Dream predicts a block's first position from a row outside the window.
         forced = config.commit_first or (model.logit_shift and config.has_window)
         policy = build_policy(config, commit_first=forced)
         check_logits(config, policy, self.engine)

@@ -30,7 +30,7 @@ class FusedWindow:
     """The model's layers, as stacks of equal kind."""
 
     def __init__(self, model: Transformer, multiprocessors: int) -> None:
-        # Not the model: its ops hold this, and a cycle keeps a closed engine's weights on the device.
+        # Not the model: its ops hold this, and a cycle would keep a closed engine's weights.
         self._frequencies = model.rope_frequencies(model.weight("embed.weight").device)
         layers = range(model.config.num_layers)
         runs = groupby(layers, key=lambda layer: f"layers.{layer}.down" in model.fp8)
