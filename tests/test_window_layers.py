@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,6 +208,19 @@ def test_result_does_not_depend_on_the_run(on_cpu: None) -> None:
     second, second_fresh = fused(model, window, 5)
     assert torch.equal(first, second)
     assert torch.equal(first_fresh[0], second_fresh[0])
+
+
+def test_layers_do_not_hold_the_model(on_cpu: None) -> None:
+    """The model's ops hold them: with a cycle the weights would outlive a closed engine."""
+    model = random_model(CONFIG, fp8=False)
+    vars(model.ops)["fused_window"] = FusedWindow(model, 4)
+    alive = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
