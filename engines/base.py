@@ -91,11 +91,14 @@ class Capabilities:
         caches: values of `GenerationConfig.cache` that it has the graphs for.
         logits: it returns the logits of `logit_columns`.
         max_batch: most rows of a batch; None for no limit but memory.
+        window_fix: how to build one with `prefix` and `dual` if this one may lack their graphs;
+            None where nothing would help.
     """
 
     caches: frozenset[str]
     logits: bool
     max_batch: int | None = None
+    window_fix: str | None = None
 
 
 class Session(Protocol):

@@ -28,10 +28,13 @@ def require_kept(kept: bool) -> None:
         )
 
 
-_NO_GRAPHS = "export the bundle with --cache exact,kv and build the engine again"
+WINDOW_FIX = "run `lacache-trt export ... --cache exact,kv` and build again"
+WINDOW_FIX_OF_BUILD = (
+    "run `lacache-trt export ... --cache exact,kv` and `lacache-trt build ... --cache exact,kv`"
+)
 
 
-def no_graphs(engine: str, fix: str = _NO_GRAPHS) -> InvalidRequestError:
+def no_graphs(engine: str, fix: str = WINDOW_FIX) -> InvalidRequestError:
     """The error of an engine that was built without the graphs of the approximate caches."""
     return InvalidRequestError(
         f"the {engine} engine has no graphs for approximate caches",

@@ -157,6 +157,16 @@ class Batch(StepInputs):
         """Tokens of the row's generated part, masks included."""
         return self._canvas.tokens[index, self._answer_start :]
 
+    def answer(self, index: int) -> list[int]:
+        """Tokens of the row's generated part up to the first end token, without masks."""
+        kept: list[int] = []
+        for token in self.generated(index).tolist():
+            if token in self.model.eos_ids:
+                break
+            if token != self.model.mask_id:
+                kept.append(token)
+        return kept
+
     def result(self, index: int, text: str | None) -> GenerationResult:
         """The answer of a finished row."""
         tokens = tuple(int(token) for token in self.generated(index))

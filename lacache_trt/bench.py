@@ -163,9 +163,9 @@ def workload_facts(settings: BenchSettings, config: GenerationConfig) -> dict[st
 def _changed(config: GenerationConfig) -> dict[str, object]:
     """Settings that are not the defaults, as JSON has them."""
     changed = {
-        field.name: getattr(config, field.name)
+        field.name: config.setting(field.name)
         for field in fields(config)
-        if getattr(config, field.name) != field.default
+        if config.setting(field.name) != field.metadata.get("default", field.default)
         and field.name not in ("cache", "deadline_s", *WHOLE_ANSWERS)
     }
     return {name: list(v) if isinstance(v, tuple) else v for name, v in changed.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lacache_trt.decoding.registry import POLICIES, POLICY_SETTINGS
 from lacache_trt.errors import InvalidRequestError
-from lacache_trt.setting_ranges import MAX_LENGTH
+from lacache_trt.setting_ranges import ANSWER_LENGTH, MAX_LENGTH
 
 if TYPE_CHECKING:
     from lacache_trt.generation import GenerationConfig
@@ -71,12 +71,23 @@ def _conflicts(config: GenerationConfig) -> Iterator[tuple[str, str, str]]:
 def _check_answer_start(config: GenerationConfig) -> None:
     if config.policy != "prophet":
         return
-    if config.answer_start is None or config.answer_start >= config.gen_length:
+    start, last = config.answer_start, config.gen_length - ANSWER_LENGTH
+    if start is None:
         raise InvalidRequestError(
             "policy='prophet' needs to know where the answer stands, or it never ends early",
-            got=f"answer_start={config.answer_start}",
-            expected=f"a column of the generated part, 0 to {config.gen_length - 1}",
+            got="answer_start=None",
+            expected=f"the answer's first column, whose {ANSWER_LENGTH} fit into gen_length",
             fix="set answer_start, or use policy='schedule'",
+        )
+    if start > last:
+        longer = f"gen_length to at least {start + ANSWER_LENGTH}"
+        raise InvalidRequestError(
+            f"the {ANSWER_LENGTH} columns that prophet reads reach beyond the generated part",
+            got=f"answer_start={start}, gen_length={config.gen_length}",
+            expected=f"answer_start + {ANSWER_LENGTH} <= gen_length",
+            fix=f"set answer_start to at most {last}, or {longer}"
+            if last >= 0
+            else f"set {longer}",
         )
 
 

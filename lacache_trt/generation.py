@@ -6,8 +6,8 @@ Nothing heavy is imported, so that `import lacache_trt` and `--help` stay instan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from lacache_trt.combinations import WINDOW_CACHES, check_combinations
 from lacache_trt.decoding.registry import POLICIES
@@ -36,9 +36,17 @@ _NAMES = {
 }
 
 
+def _default(value: float) -> Any:
+    """A setting that stays None unless given, so that a policy that never reads it refuses it."""
+    return field(default=None, metadata={"default": value})
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
     """How to decode. Checked when it is made: `InvalidRequestError` says what does not fit.
+
+    `eps`, `threshold`, `factor`, `kl_*` and `neighbour_*` are None unless given; `setting` is what
+    the policy reads.
 
     Attributes:
         gen_length: tokens to generate. LLaDA `gen_length`, Dream `max_new_tokens`.
@@ -113,13 +121,13 @@ class GenerationConfig:
     top_p: float | None = None
     top_k: int | None = None
     alg_temp: float | None = None
-    eps: float = 1e-3
-    threshold: float = 0.9
-    factor: float = 1.0
-    kl_threshold: float = 0.01
-    kl_history: int = 2
-    neighbour_threshold: float = 0.75
-    neighbour_radius: int = 4
+    eps: float | None = _default(1e-3)
+    threshold: float | None = _default(0.9)
+    factor: float | None = _default(1.0)
+    kl_threshold: float | None = _default(0.01)
+    kl_history: int | None = _default(2)
+    neighbour_threshold: float | None = _default(0.75)
+    neighbour_radius: int | None = _default(4)
     answer_start: int | None = None
     confidence_dtype: ConfidenceDtype = "float32"
     ties: Ties = "first"
@@ -153,6 +161,12 @@ class GenerationConfig:
     def has_window(self) -> bool:
         """Whether steps between full forwards run only a window of the canvas."""
         return self.cache in WINDOW_CACHES
+
+    def setting(self, name: str) -> Any:
+        """A setting as it is read: its default where it is None and has one."""
+        value = getattr(self, name)
+        metadata = self.__dataclass_fields__[name].metadata
+        return metadata.get("default") if value is None else value
 
     def row_seeds(self, rows: int) -> tuple[int, ...]:
         """One seed per row; `InvalidRequestError` if `seed` is a tuple of another length."""

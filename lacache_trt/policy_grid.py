@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lacache_trt.errors import InvalidRequestError
@@ -95,14 +95,15 @@ class Case:
     @property
     def changes(self) -> dict[str, Any]:
         """What differs from the baseline."""
-        return {n: v for n, v in asdict(self.config).items() if v != getattr(BASE, n)}
+        used = {field.name: self.config.setting(field.name) for field in fields(self.config)}
+        return {name: value for name, value in used.items() if value != BASE.setting(name)}
 
     @property
     def name(self) -> str:
         """Short and unique within a grid."""
         config = self.config
         names = sorted({name for strength in STRENGTHS[config.policy] for name in strength})
-        strength = ", ".join(f"{name} {getattr(config, name):g}" for name in names)
+        strength = ", ".join(f"{name} {config.setting(name):g}" for name in names)
         suffix = "" if config.suffix == "full" else " + dpad"
         return f"{config.policy} ({strength}) | {config.cache}{suffix} | {self.engine}"
 

@@ -95,12 +95,21 @@ def check_arguments(config: object, raw: object, cancel: object, engine: Engine)
             fix="pass an event and set it to stop the call",
         )
     if config.cache not in engine.capabilities.caches:
-        raise InvalidRequestError(
-            f"the {engine.name} engine has no cache={config.cache!r}",
-            got=f"cache={config.cache!r}",
-            expected=", ".join(sorted(engine.capabilities.caches)),
-            fix="choose one of these",
-        )
+        raise _missing_cache(config, engine)
+
+
+def _missing_cache(config: GenerationConfig, engine: Engine) -> InvalidRequestError:
+    """The error of a cache that this engine lacks, though its kind may have it."""
+    what, fix = f"the {engine.name} engine has no cache={config.cache!r}", "choose one of these"
+    if config.has_window and engine.capabilities.window_fix is not None:
+        what = f"this {engine.name} engine was built without the graphs of cache={config.cache!r}"
+        fix = f"choose one of these, or {engine.capabilities.window_fix}"
+    return InvalidRequestError(
+        what,
+        got=f"cache={config.cache!r}",
+        expected=", ".join(sorted(engine.capabilities.caches)),
+        fix=fix,
+    )
 
 
 def check_logits(config: GenerationConfig, policy: Policy, engine: Engine) -> None:
@@ -128,6 +137,18 @@ def as_prompts(prompt: object) -> tuple[list[PromptLike], bool]:
             fix="pass text, or token ids as a list",
         )
     return list(prompt), False
+
+
+def one_prompt(prompt: PromptLike) -> list[PromptLike]:
+    """The only prompt of a call; a list of prompts is refused, which only `generate` takes."""
+    if isinstance(prompt, (list, tuple)) and prompt and _is_prompt(prompt[0]):
+        raise InvalidRequestError(
+            "stream takes one prompt, not a list of them",
+            got=f"a list of {len(prompt)}",
+            expected="one text, or the token ids of one prompt",
+            fix="stream each prompt by itself, or pass the list to generate",
+        )
+    return [prompt]
 
 
 def _is_token_list(prompt: object) -> bool:

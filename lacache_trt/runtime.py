@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +50,7 @@ from lacache_trt.requests import (
     check_arguments,
     check_logits,
     engine_directory,
+    one_prompt,
 )
 from lacache_trt.text import TextCodec
 
@@ -138,19 +139,24 @@ class Runtime(ClosesOnExit):
         *,
         raw: bool = False,
         cancel: threading.Event | None = None,
-    ) -> Iterator[StepEvent]:
+    ) -> Generator[StepEvent, None, GenerationResult]:
         """Answer one prompt step by step: an event per step, with the text so far.
 
         Closing the iterator stops at the next step and releases the caches. What is wrong with the
         request is raised here; the iterator raises what `generate` raises later. A deadline counts
-        from the first event asked for, and the time that the caller takes between two.
+        from the first event asked for, and the time that the caller takes between two. At its end
+        the generator returns what `generate` would (`StopIteration.value`).
         """
         config = GenerationConfig() if config is None else config
-        batch, policy = self._prepare([prompt], config, raw, cancel)
-        return (
-            replace(event, text=self._text(batch, event.row))
-            for event in self._decode(batch, policy, cancel)
-        )
+        batch, policy = self._prepare(one_prompt(prompt), config, raw, cancel)
+        return self._stream(batch, policy, cancel)
+
+    def _stream(
+        self, batch: Batch, policy: Policy, cancel: threading.Event | None
+    ) -> Generator[StepEvent, None, GenerationResult]:
+        for event in self._decode(batch, policy, cancel):
+            yield replace(event, text=self._text(batch, event.row))
+        return batch.result(0, self._text(batch, 0))
 
     def close(self) -> None:
         """Release the engine. Calls in flight stop at their next step with `CancelledError`."""
@@ -279,16 +285,7 @@ class Runtime(ClosesOnExit):
 
     def _text(self, batch: Batch, row: int) -> str | None:
         """Text up to the first end token; masks are left out."""
-        if self.codec is None:
-            return None
-        model = self.engine.config
-        kept: list[int] = []
-        for token in batch.generated(row).tolist():
-            if token in model.eos_ids:
-                break
-            if token != model.mask_id:
-                kept.append(token)
-        return self.codec.decode(kept)
+        return None if self.codec is None else self.codec.decode(batch.answer(row))
 
     def _stop_if_asked(self, cancel: threading.Event | None, deadline: Deadline) -> None:
         if self._closed.is_set():

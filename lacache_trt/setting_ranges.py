@@ -9,6 +9,8 @@ from lacache_trt.validation import Interval, check_flag, check_integer, check_nu
 
 MAX_LENGTH = 131_072
 """Largest gen_length, block_length and steps: the longest context that any Dream config states."""
+ANSWER_LENGTH = 5
+"""Columns that Prophet reads from `answer_start` on."""
 
 # The noise is a hash modulo the prime 2**31 - 1, so seeds beyond it would repeat smaller ones.
 SEEDS = Interval(0, 2**31 - 2)
@@ -43,6 +45,8 @@ NUMBERS = {
 }
 OPTIONAL = frozenset(
     {"top_p", "top_k", "alg_temp", "answer_start", "refresh_every", "eos_truncation", "deadline_s"}
+    | {"eps", "threshold", "factor", "kl_threshold", "kl_history"}
+    | {"neighbour_threshold", "neighbour_radius"}
 )
 FLAGS = (
     "stop_at_eos",

@@ -245,8 +245,8 @@ def test_prophet(seed: int, step: int, scale: float) -> None:
 
 
 def test_prophets_answer_ends_with_the_canvas() -> None:
-    rule = policy(policy="prophet", answer_start=14, gen_length=16, block_length=4, steps=16)
-    assert rule.answer_columns == (14, 15)
+    rule = policy(policy="prophet", answer_start=11, gen_length=16, block_length=4, steps=16)
+    assert rule.answer_columns == (11, 12, 13, 14, 15)
     assert [required_gap(p) for p in (0.1, 0.33, 0.5, 0.67, 1.0)] == [7.5, 5.0, 5.0, 2.5, 2.5]
 
 

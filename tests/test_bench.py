@@ -58,6 +58,7 @@ def test_what_changes_the_work_is_part_of_the_workload() -> None:
         {"cfg_scale": 1.0},
     ):
         assert workload_facts(SETTINGS, replace(base, **change)) == {**facts, **change}  # type: ignore[arg-type]
+    assert workload_facts(SETTINGS, replace(base, threshold=0.9)) == facts
 
 
 def test_settings_that_end_answers_are_left_out(models: Callable[[str], Built]) -> None:

@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -86,11 +86,12 @@ class FakeRuntime:
 
     def stream(
         self, prompt: Any, config: GenerationConfig, *, raw: bool = False
-    ) -> Iterator[StepEvent]:
+    ) -> Generator[StepEvent, None, GenerationResult]:
         self.calls.append(([prompt], config, raw))
         for step in range(config.steps):
             columns = (2 * step, 2 * step + 1)
             yield StepEvent(0, step, step // 2, columns, (step + 10, step + 20), f"text {step}")
+        return self.generate([prompt], config, raw=raw)[0]
 
     def __enter__(self) -> FakeRuntime:
         return self
@@ -178,8 +179,9 @@ def test_flags_come_from_the_dataclass(verb: str, cls: type) -> None:
             continue
         flag = own.get(item.name, item.name.replace("_", "-"))
         assert f"--{flag} " in text
-        if item.default not in (None, False, True, ()):
-            assert f"[default: {item.default}" in text or item.default == 0
+        default = item.metadata.get("default", item.default)
+        if default not in (None, False, True, ()):
+            assert f"[default: {default}" in text or default == 0
     assert "--json" in text
 
 
@@ -313,8 +315,11 @@ def test_an_empty_answer_is_explained(runtime: FakeRuntime) -> None:
 def test_an_empty_streamed_answer_is_explained(
     runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = StepEvent(0, 0, 0, (0,), (1,), "")
-    monkeypatch.setattr(runtime, "stream", lambda *arguments, **settings: iter([event]))
+    def stream(*arguments: Any, **settings: Any) -> Generator[StepEvent, None, GenerationResult]:
+        yield StepEvent(0, 0, 0, (0,), (1,), "")
+        return GenerationResult((1,) * 8, "", "stop", 1, 1.0, ())
+
+    monkeypatch.setattr(runtime, "stream", stream)
     for flags in ((), ("--json",)):
         result = invoke("generate", "e", "hello", "--stream", *flags, *SMALL)
         assert result.stderr.startswith("the answer is empty: ")
@@ -364,6 +369,14 @@ def test_bad_settings_files(runtime: FakeRuntime, tmp_path: Path, name: str, tex
     assert result.stderr.startswith("error: ")
 
 
+def test_a_flag_at_its_default_is_refused_where_it_is_ignored(runtime: FakeRuntime) -> None:
+    result = invoke("generate", "e", "a", "--threshold", "0.9")
+    assert (result.exit_code, runtime.calls) == (2, [])
+    assert "threshold has no meaning with policy='schedule'" in result.stderr
+    flags = ("--policy", "threshold", "--threshold", "0.9")
+    assert invoke("generate", "e", "a", *flags).exit_code == 0
+
+
 def test_missing_settings_file(runtime: FakeRuntime, tmp_path: Path) -> None:
     assert invoke("generate", "e", "a", "--config", tmp_path / "none.json").exit_code == 2
     assert invoke("generate", "e", "a", "--config", tmp_path / "none.toml").exit_code == 2
@@ -380,8 +393,8 @@ def test_stream_as_json_lines(runtime: FakeRuntime) -> None:
     lines = invoke("generate", "e", "hello", "--stream", "--json", *SMALL).stdout.splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["event"]["step"] for event in events[:-1]] == [0, 1, 2, 3]
-    assert events[-1]["result"]["tokens"] == [10, 20, 11, 21, 12, 22, 13, 23]
-    assert events[-1]["result"]["text"] == "text 3"
+    whole = json.loads(invoke("generate", "e", "hello", "--json", *SMALL).stdout)
+    assert events[-1] == {"result": whole["results"][0]}
 
 
 def test_a_stream_that_ends_in_an_error_is_json_lines_too(runtime: FakeRuntime) -> None:

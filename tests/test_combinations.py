@@ -21,7 +21,12 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({**PROPHET, "eos_truncation": 0.9}, "cut off"),
     ({**PROPHET, "no_empty_answer": True}, "fills in"),
     ({"policy": "prophet"}, "never ends early"),
-    ({"policy": "prophet", "answer_start": 128}, "never ends early"),
+    ({"policy": "prophet", "answer_start": 128}, "reach beyond the generated part"),
+    ({"policy": "prophet", "answer_start": 124}, "reach beyond the generated part"),
+    (
+        {"policy": "prophet", "answer_start": 0, "gen_length": 4, "block_length": 4, "steps": 4},
+        "reach beyond the generated part",
+    ),
     ({"eos_truncation": 0.9, "logits_eos_inf": True}, "no end token is ever confident"),
     ({"eos_truncation": 0.9, "confidence_eos_eot_inf": True}, "no end token is ever confident"),
     ({"eos_truncation": 0.9, "stop_at_eos": False}, "no meaning with stop_at_eos=False"),
@@ -35,6 +40,8 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"suffix_scale": 1.0}, "no meaning with suffix='full'"),
     ({"suffix_seed": 1}, "no meaning with suffix='full'"),
     ({"threshold": 0.5}, "no meaning with policy='schedule'"),
+    ({"threshold": 0.9}, "no meaning with policy='schedule'"),
+    ({"factor": 1.0}, "no meaning with policy='schedule'"),
     ({"policy": "factor", "threshold": 0.5}, "no meaning with policy='factor'"),
     ({"policy": "entropy", "confidence_dtype": "float64"}, "no meaning with policy='entropy'"),
 ]
@@ -64,3 +71,10 @@ def test_nonsense_is_refused_with_its_reason(changes: dict[str, Any], reason: st
 )
 def test_what_composes_is_accepted(cache: Any, changes: dict[str, Any]) -> None:
     assert GenerationConfig(cache=cache, **changes).has_window
+
+
+def test_the_answer_may_end_with_the_canvas() -> None:
+    assert GenerationConfig(policy="prophet", answer_start=123).answer_start == 123
+    with pytest.raises(InvalidRequestError) as caught:
+        GenerationConfig(64, 32, 64, policy="prophet", answer_start=62)
+    assert caught.value.fix == "set answer_start to at most 59, or gen_length to at least 67"

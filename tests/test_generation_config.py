@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -219,6 +220,29 @@ def test_settings_that_a_policy_ignores_are_refused(policy: str, name: str) -> N
         error = refusal(policy=policy, **{name: changed[name]})
         assert name in error.what
         assert policy in error.what
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_default_that_is_given_is_refused_where_it_is_ignored(policy: str) -> None:
+    """`threshold=0.9` without a policy that reads it must not pass silently."""
+    needed = {"answer_start": 0} if policy == "prophet" else {}
+    unset = {
+        item.name: item.metadata["default"] for item in fields(GenerationConfig) if item.metadata
+    }
+    assert {"threshold": 0.9, "factor": 1.0, "kl_history": 2, "eps": 1e-3}.items() <= unset.items()
+    for name, value in unset.items():
+        assert getattr(GenerationConfig(policy=policy, **needed), name) is None
+        if name in POLICIES[policy].settings:
+            given = GenerationConfig(policy=policy, **{**needed, name: value})
+            assert given.setting(name) == GenerationConfig(policy=policy, **needed).setting(name)
+        else:
+            assert f"{name} has no meaning" in refusal(policy=policy, **{name: value}).what
+
+
+def test_a_policy_can_be_replaced_when_its_settings_were_not_given() -> None:
+    config = replace(GenerationConfig(policy="threshold"), policy="factor")
+    assert (config.setting("threshold"), config.setting("factor")) == (0.9, 1.0)
+    assert GenerationConfig(**json.loads(json.dumps(asdict(config)))) == config
 
 
 def test_seeds_per_row() -> None:

@@ -129,7 +129,10 @@ def test_the_mask_id_refusal_explains_the_reference() -> None:
     [
         (["one question", "another"], "a list of prompts only to generate"),
         ([[1, 2], [3]], "a list of prompts only to generate"),
-        ([{"role": "user", "content": "What?"}], "messages are not supported"),
+        (
+            [{"role": "user", "content": "What?"}],
+            "runtime.codec.encode(runtime.codec.apply_chat_template(messages))",
+        ),
         ([1.5], "pass token ids"),
     ],
 )

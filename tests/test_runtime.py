@@ -29,7 +29,7 @@ from lacache_trt.errors import (
     LaCacheError,
     NumericalError,
 )
-from lacache_trt.generation import GenerationConfig, GenerationResult
+from lacache_trt.generation import GenerationConfig, GenerationResult, StepEvent
 from lacache_trt.model.safetensors_file import read_safetensors_header
 from lacache_trt.runtime import Runtime
 
@@ -87,7 +87,7 @@ def test_closing_the_stream_stops_at_the_next_step(runtime: Runtime) -> None:
     next(stream)
     next(stream)
     assert (engine.steps, engine.closed_sessions) == (2, 0)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert (engine.steps, engine.closed_sessions) == (2, 1)
     with pytest.raises(StopIteration):
         next(stream)
@@ -289,6 +289,41 @@ def test_a_stream_of_a_wrong_prompt_fails_before_its_first_event(runtime: Runtim
         runtime.stream([1, -1], CONFIG)
 
 
+@pytest.mark.parametrize("prompts", [[PROMPT, PROMPT], ["one"], ("one", "two"), [np.array(PROMPT)]])
+def test_a_stream_takes_one_prompt(runtime: Runtime, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="stream takes one prompt") as caught:
+        runtime.stream(prompts, CONFIG)
+    assert str(len(prompts)) in str(caught.value.got)
+
+
+def test_a_stream_returns_what_generate_does(runtime: Runtime) -> None:
+    returned: list[GenerationResult] = []
+
+    def forwarded() -> Iterator[StepEvent]:
+        returned.append((yield from runtime.stream(PROMPT, CONFIG)))
+
+    assert list(forwarded())
+    result = returned[0]
+    expected = runtime.generate(PROMPT, CONFIG)
+    assert isinstance(expected, GenerationResult)
+    untimed = [replace(block, fill_s=0, steps_s=0) for block in expected.blocks]
+    found = [replace(block, fill_s=0, steps_s=0) for block in result.blocks]
+    assert found == untimed
+    assert replace(result, blocks=()) == replace(expected, blocks=())
+
+
+def test_chat_messages_go_in_as_the_refusal_says(runtime: Runtime) -> None:
+    messages = [{"role": "user", "content": "what is 12 + 30?"}]
+    with pytest.raises(InvalidRequestError) as caught:
+        runtime.generate(messages, CONFIG)  # type: ignore[arg-type]
+    way = str(caught.value.fix).removeprefix("pass ")
+    assert way == "runtime.codec.encode(runtime.codec.apply_chat_template(messages))"
+    codec = runtime.codec
+    assert codec is not None
+    by_hand = runtime.generate(codec.encode(codec.apply_chat_template(messages)), CONFIG)
+    assert by_hand.tokens == runtime.generate(messages[0]["content"], CONFIG).tokens
+
+
 @pytest.mark.parametrize("config", [{}, 0, "fast", {"gen_length": 8}, GenerationConfig])
 def test_wrong_configurations(usable_after: Runtime, config: Any) -> None:
     for call in (usable_after.generate, lambda *a: next(usable_after.stream(*a))):
@@ -310,7 +345,7 @@ def test_a_cache_that_the_engine_lacks(usable_after: Runtime, cache: Any) -> Non
     config = GenerationConfig(gen_length=8, block_length=8, steps=8, cache=cache)
     with pytest.raises(InvalidRequestError, match=f"no cache='{cache}'") as caught:
         limited.generate(PROMPT, config)
-    assert caught.value.expected == "exact, none"
+    assert (caught.value.expected, caught.value.fix) == ("exact, none", "choose one of these")
 
 
 def test_text_prompts(runtime: Runtime) -> None:

@@ -232,13 +232,20 @@ def test_an_engine_without_the_plans(built: Built, tmp_path: Path, graphs: tuple
     assert engine.capabilities.caches == {"exact"}
     assert set(trt.engines) == {"fill", "reuse"}
     session, canvas, block, sampling = opened(engine)
-    with pytest.raises(InvalidRequestError, match="build it again with --cache exact,kv"):
+    with pytest.raises(InvalidRequestError, match=r"build \.\.\. --cache exact,kv"):
         session.reuse_kv(block_tokens(canvas, block), sampling)
     with pytest.raises(InvalidRequestError, match="no graphs for approximate caches"):
         session.window(CASE.tokens(canvas), CASE.columns, block, sampling)
     config = GenerationConfig(gen_length=8, block_length=8, steps=8, cache="dual")
-    with pytest.raises(InvalidRequestError, match="no cache='dual'"):
+    with pytest.raises(
+        InvalidRequestError, match="built without the graphs of cache='dual'"
+    ) as caught:
         run(engine, [[5]], config)
+    assert "lacache-trt export ... --cache exact,kv" in str(caught.value.fix)
+    assert "lacache-trt build ... --cache exact,kv" in str(caught.value.fix)
+    none = GenerationConfig(gen_length=8, block_length=8, steps=8, cache="none")
+    with pytest.raises(InvalidRequestError, match="no cache='none'"):
+        run(engine, [[5]], none)
 
 
 def test_the_plans_are_there(built: Built, manifest: Manifest) -> None:

@@ -28,6 +28,8 @@ from lacache_trt.engines.options import BuildOptions
 from lacache_trt.errors import EngineError, InvalidRequestError
 from lacache_trt.export.exporter import export_bundle
 from lacache_trt.export.options import ExportOptions
+from lacache_trt.generation import GenerationConfig
+from lacache_trt.runtime import Runtime
 
 BOUND = 2e-5
 TIE = 1e-4
@@ -228,5 +230,10 @@ def test_an_engine_without_the_graphs(tmp_path: Path) -> None:
         session.fill(canvas, block)
         with pytest.raises(InvalidRequestError, match="--cache exact,kv"):
             session.reuse_kv(block_tokens(canvas, block), greedy(2, engine.config))
+        session.close()
+        with pytest.raises(InvalidRequestError, match="built without the graphs") as caught:
+            Runtime(engine).generate([1], GenerationConfig(cache="dual"))
+        assert "lacache-trt export ... --cache exact,kv" in str(caught.value.fix)
+        assert "lacache-trt build" not in str(caught.value.fix)
     with pytest.raises(InvalidRequestError, match="unknown kinds of caches"):
         ExportOptions(cache="kv")  # type: ignore[arg-type]

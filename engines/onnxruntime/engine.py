@@ -19,7 +19,13 @@ from lacache_trt.engines.base import Canvas, Capabilities, Int, Sampling, StepOu
 from lacache_trt.engines.onnxruntime.checks import check_contract, check_manifest
 from lacache_trt.engines.onnxruntime.key_values import KeyValues
 from lacache_trt.engines.padding import step_inputs
-from lacache_trt.engines.windows import check_window, no_graphs, not_filled, require_kept
+from lacache_trt.engines.windows import (
+    WINDOW_FIX,
+    check_window,
+    no_graphs,
+    not_filled,
+    require_kept,
+)
 from lacache_trt.errors import EngineError
 
 Array = NDArray[Any]
@@ -43,7 +49,9 @@ class OnnxRuntimeEngine(ClosesOnExit):
     def __init__(self, manifest: Manifest) -> None:
         self.config = manifest.model
         check_manifest(manifest)
-        self.capabilities = Capabilities(caches=caches_of(manifest.contract), logits=True)
+        self.capabilities = Capabilities(
+            caches=caches_of(manifest.contract), logits=True, window_fix=WINDOW_FIX
+        )
         self._manifest = manifest
         self._lock = threading.Lock()
         self._graphs: dict[str, ort.InferenceSession] = {}

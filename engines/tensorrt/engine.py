@@ -26,7 +26,7 @@ from lacache_trt.engines.tensorrt.kept import Runs, kept_bytes, window_bytes
 from lacache_trt.engines.tensorrt.lane import Lane, lane_bytes
 from lacache_trt.engines.tensorrt.opening import Opened, check_machine, import_flavour, open_plans
 from lacache_trt.engines.tensorrt.session import TensorRTSession
-from lacache_trt.engines.windows import window_bucket
+from lacache_trt.engines.windows import WINDOW_FIX_OF_BUILD, window_bucket
 from lacache_trt.errors import CapacityError, EngineError
 
 MAX_LANES = 16
@@ -73,6 +73,7 @@ class TensorRTEngine(ClosesOnExit):
             caches=caches_of(opened.resources.plans),
             logits=any(profile.ranges["R"].high > 0 for profile in self._profiles),
             max_batch=max(profile.ranges["B"].high for profile in self._profiles),
+            window_fix=WINDOW_FIX_OF_BUILD,
         )
 
     def session(self) -> TensorRTSession:

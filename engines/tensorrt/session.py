@@ -26,6 +26,7 @@ from lacache_trt.engines.tensorrt.lane import (
     window_step,
 )
 from lacache_trt.engines.windows import (
+    WINDOW_FIX_OF_BUILD,
     WindowMemory,
     check_window,
     no_graphs,
@@ -147,10 +148,7 @@ class TensorRTSession:
     def _require_plans(self) -> None:
         """Raise `InvalidRequestError` if the engine was built without those of windows."""
         if "dual" not in self._engine.capabilities.caches:
-            raise no_graphs(
-                self._engine.name,
-                fix="build it again with --cache exact,kv, from a bundle exported with the same",
-            )
+            raise no_graphs(self._engine.name, fix=WINDOW_FIX_OF_BUILD)
 
     def _window_width(self, width: int, block: int) -> int:
         """What `WindowMemory` asks."""

@@ -66,7 +66,7 @@ class FlagGroup(Generic[Options]):
         name = _OWN_NAMES.get(field.name, "--" + own)
         if flag.kind is bool and name != "--force":
             name = f"{name}/--{own.removeprefix('no-') if own.startswith('no-') else 'no-' + own}"
-        default = field.default
+        default = field.metadata.get("default", field.default)
         shown = "" if default in (None, False, ()) else f" [default: {_spelling(default)}]"
         sentence = _capitalised(text, flag.choices)
         option = typer.Option(name, help=sentence + shown, metavar=flag.metavar, show_default=False)

@@ -38,7 +38,7 @@ def generate(
 
     Several prompts on stdin are decoded in batches and answered in order, one line an answer;
     with --json every answer has its tokens, its text, its forwards and its timings. With --stream
-    and --json, stdout is JSON lines: one event a step, then the result.
+    and --json, stdout is JSON lines: one event a step, then the same answer under "result".
     """
     from lacache_trt.cli.prompts import read_prompts
     from lacache_trt.cli.streaming import stream_answer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from lacache_trt.cli.canvas import CanvasView, Decoder
 from lacache_trt.cli.output import Output, console
 from lacache_trt.errors import InvalidRequestError
-from lacache_trt.generation import GenerationConfig, StepEvent
+from lacache_trt.generation import GenerationConfig, GenerationResult, StepEvent
 
 
 def shown(text: str | None, tokens: Sequence[int]) -> str:
@@ -51,7 +51,7 @@ def stream_answer(
         view = CanvasView(Decoder.from_runtime(runtime), config)
         events = runtime.stream(prompts[0], config, raw=raw)
         if output.json:
-            text = _print_json_lines(events, view)
+            text = _print_json_lines(events)
         elif sys.stdout.isatty():
             text = show_live(events, view)
         else:
@@ -88,15 +88,15 @@ def _print_lines(events: Iterable[StepEvent], view: CanvasView) -> str | None:
     return last.text
 
 
-def _print_json_lines(events: Iterable[StepEvent], view: CanvasView) -> str | None:
-    text = None
-    for event in events:
-        view.apply(event)
-        text = event.text
+def _print_json_lines(events: Generator[StepEvent, None, GenerationResult]) -> str | None:
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            result: GenerationResult = end.value
+            print(json.dumps({"result": asdict(result)}))
+            return result.text
         print(json.dumps({"event": asdict(event)}), flush=True)
-    result = {"text": text, "tokens": _committed(view), "forwards": view.forwards}
-    print(json.dumps({"result": result}))
-    return text
 
 
 def _committed(view: CanvasView) -> list[int]:

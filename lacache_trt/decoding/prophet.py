@@ -21,8 +21,8 @@ from lacache_trt.decoding.policy import Commit, StepView
 from lacache_trt.decoding.schedule import scheduled_counts
 from lacache_trt.decoding.selection import checked_commit, take_best
 from lacache_trt.errors import EngineError
+from lacache_trt.setting_ranges import ANSWER_LENGTH
 
-ANSWER_LENGTH = 5
 _LIMITS = ((0.33, 7.5), (0.67, 5.0), (np.inf, 2.5))
 
 
@@ -35,16 +35,14 @@ class ProphetPolicy:
     """LLaDA's schedule with an early end.
 
     Args:
-        answer_start: first column of the answer in the generated part.
-        gen_length: the answer's columns end with the generated part.
+        answer_start: first column of the answer, which ends inside the generated part.
         steps: denoising steps of the whole generation.
     """
 
     needs_logits = False
 
-    def __init__(self, *, answer_start: int, gen_length: int, steps: int) -> None:
-        end = min(answer_start + ANSWER_LENGTH, gen_length)
-        self.answer_columns = tuple(range(answer_start, end))
+    def __init__(self, *, answer_start: int, steps: int) -> None:
+        self.answer_columns = tuple(range(answer_start, answer_start + ANSWER_LENGTH))
         self._steps = steps
 
     def __call__(self, view: StepView) -> Commit:

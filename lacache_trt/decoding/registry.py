@@ -22,7 +22,7 @@ class PolicySpec:
         summary: one line for the command line's help.
         reads: what it needs of a step beside the tokens.
         settings: the settings among `POLICY_SETTINGS` that this policy reads; a request that
-            changes another one of them is refused instead of silently ignoring it.
+            gives another one of them is refused instead of silently ignoring it.
         build: makes the policy for a validated configuration.
         draws_tokens: it draws tokens from logits itself, so the engine is asked for greedy ones.
     """
@@ -43,22 +43,22 @@ def _schedule(config: GenerationConfig) -> Policy:
 def _threshold(config: GenerationConfig) -> Policy:
     from lacache_trt.decoding.threshold import ThresholdPolicy
 
-    return ThresholdPolicy(threshold=config.threshold)
+    return ThresholdPolicy(threshold=config.setting("threshold"))
 
 
 def _factor(config: GenerationConfig) -> Policy:
     from lacache_trt.decoding.threshold import FactorPolicy
 
-    return FactorPolicy(factor=config.factor)
+    return FactorPolicy(factor=config.setting("factor"))
 
 
 def _klass(config: GenerationConfig) -> Policy:
     from lacache_trt.decoding.klass import KlassPolicy
 
     return KlassPolicy(
-        threshold=config.threshold,
-        kl_threshold=config.kl_threshold,
-        kl_history=config.kl_history,
+        threshold=config.setting("threshold"),
+        kl_threshold=config.setting("kl_threshold"),
+        kl_history=config.setting("kl_history"),
     )
 
 
@@ -66,25 +66,23 @@ def _local_leap(config: GenerationConfig) -> Policy:
     from lacache_trt.decoding.local_leap import LocalLeapPolicy
 
     return LocalLeapPolicy(
-        threshold=config.threshold,
-        neighbour_threshold=config.neighbour_threshold,
-        radius=config.neighbour_radius,
+        threshold=config.setting("threshold"),
+        neighbour_threshold=config.setting("neighbour_threshold"),
+        radius=config.setting("neighbour_radius"),
     )
 
 
 def _prophet(config: GenerationConfig) -> Policy:
     from lacache_trt.decoding.prophet import ProphetPolicy
 
-    return ProphetPolicy(
-        answer_start=config.answer_start or 0, gen_length=config.gen_length, steps=config.steps
-    )
+    return ProphetPolicy(answer_start=config.answer_start or 0, steps=config.steps)
 
 
 def _origin(config: GenerationConfig) -> Policy:
     from lacache_trt.decoding.dream import OriginPolicy
     from lacache_trt.decoding.truncation import Truncation
 
-    return OriginPolicy(Truncation.from_config(config), eps=config.eps)
+    return OriginPolicy(Truncation.from_config(config), eps=config.setting("eps"))
 
 
 def _ranked(config: GenerationConfig) -> Policy:
@@ -94,7 +92,7 @@ def _ranked(config: GenerationConfig) -> Policy:
     return RankedPolicy(
         Truncation.from_config(config),
         score=config.policy,
-        eps=config.eps,
+        eps=config.setting("eps"),
         alg_temp=config.alg_temp,
     )
 

@@ -99,7 +99,7 @@ def _check_token(index: int, token: object, model: ModelConfig) -> int:
 
 def _what_to_pass(item: object) -> str:
     if isinstance(item, Mapping):
-        return "pass one text, which becomes the user's message; messages are not supported"
+        return "pass runtime.codec.encode(runtime.codec.apply_chat_template(messages))"
     if isinstance(item, (str, Sequence)):
         return "pass token ids, or text as one string; a list of prompts only to generate"
     return "pass token ids, or text as one string"
