@@ -44,7 +44,7 @@ def truth(
     model: StaleModel, runtime: Runtime, prompt: list[int], config: GenerationConfig
 ) -> Trace:
     """The plain loop for one prompt."""
-    shared = {field.name: getattr(config, field.name) for field in fields(Options)}
+    shared = {field.name: config.setting(field.name) for field in fields(Options)}
     facts = runtime.engine.config
     shared["commit_first"] |= facts.logit_shift and config.has_window
     return decode(model, prompt, Options(**shared), Ids(mask=facts.mask_id, ends=facts.eos_ids))

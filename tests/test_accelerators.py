@@ -98,7 +98,7 @@ def requests(draw: st.DrawFn, family: str) -> Settings:
 
 def truth(engine: ReferenceEngine, prompt: list[int], config: GenerationConfig) -> Trace:
     """The plain loop for one prompt."""
-    shared = {field.name: getattr(config, field.name) for field in fields(Options)}
+    shared = {field.name: config.setting(field.name) for field in fields(Options)}
     if engine.config.logit_shift and config.has_window:
         shared["commit_first"] = True
     ids = Ids(mask=engine.config.mask_id, ends=engine.config.eos_ids)

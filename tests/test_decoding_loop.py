@@ -61,7 +61,7 @@ def traced(
     toy: ToyModel, prompt: list[int], config: GenerationConfig, seed: int, shift: bool
 ) -> Trace:
     """The independent loop for one row of a request."""
-    shared = {f.name: getattr(config, f.name) for f in fields(Options) if f.name != "seed"}
+    shared = {f.name: config.setting(f.name) for f in fields(Options) if f.name != "seed"}
     ids = replace(
         IDS,
         suppressed=MODEL.eos_ids[:1] if config.logits_eos_inf else (),

@@ -88,7 +88,7 @@ def truth(
     reference: ReferenceModel, prompt: list[int], config: GenerationConfig, model: ModelConfig
 ) -> Trace:
     """The independent loop over the float64 model, for one prompt."""
-    shared = {field.name: getattr(config, field.name) for field in fields(Options)}
+    shared = {field.name: config.setting(field.name) for field in fields(Options)}
     ids = Ids(
         mask=reference.mask_id,
         ends=model.eos_ids,
