@@ -305,7 +305,7 @@ def test_compiles_for_hopper(fp8: bool) -> None:
     assert compiled.metadata.shared <= SHARED_MEMORY_LIMIT[90]
     registers, stack = resource_usage(compiled.asm["cubin"])
     assert registers <= 168
-    assert stack <= 512
+    assert stack <= 64  # each read of a spilled value misses: see `unknown_zero`
     assert "wgmma.mma_async" in compiled.asm["ptx"]
     assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
 

@@ -41,7 +41,7 @@ def unknown_zero(number):
     """Zero, which no compiler knows: indices that are made from it are computed where it is made.
 
     Else all of them are computed before the loop over layers, and spilled, and every read of one
-    misses: a wait for the grid empties the L1 cache. Phases took two to three times as long.
+    misses: a wait for the grid empties the L1 cache. Phases took up to three times as long.
     """
     return (number >> 20) * 128
 
